@@ -22,6 +22,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_case_26_edited": (
         "link_that_leads", "by_its_name", "target_of_a_move", "could_not_be_kept", "all_ranks_that", "are_spawned",
     ),
+    "test_case_before_and_after": ("[rows-", "[sums-tail", "[sums-late", "[count-cut", "target_of_a_move",),
     "test_case_before_a_section": (
         "[swap-grad:31:1-",
         "undisturbed[save-grad:41:0]", "undisturbed[save-eval", "undisturbed[norm-grad:25",
@@ -51,8 +52,8 @@ MORE: dict[str, tuple[str, ...]] = {
         "_off[inplace",
     ),
     "test_case_odd_tensors": (
-        "[anew]", "[sparse-",
-        "[graph]", "[graph-nested]", "[complex]", "[quarter]", "[conjugated]", "[csr-", "[nested-", "[parameter-",
+        "[anew]", "[sparse-", "[parameter]",
+        "[graph]", "[graph-nested]", "[complex]", "[quarter]", "[conjugated]", "[csr-", "[nested-", "[parameter-kept-",
     ),
     "test_case_numbered": ("[update:25:1]",),
     "test_case_set_elsewhere": (
@@ -62,7 +63,8 @@ MORE: dict[str, tuple[str, ...]] = {
         "carried[partial]", "carried[swapped]", "carried[indices]", "carried[argv]", "carried[subset]",
         "carried[torch]",
         "move[class]", "move[tensors]", "refused[seeds-",
-        "refused[hook-", "carried[ctype]", "carried[ctypes]", "carried[view]", "carried[row]", "carried[block]",
+        "refused[hook-", "carried[ctype]", "carried[ctypes]", "carried[view]", "carried[row]",
+        "carried[precision]", "carried[attention]", "refused[block-",
         "carried[denormals]", "carried[errors]", "carried[digits]",
     ),
     "test_case_hung": (

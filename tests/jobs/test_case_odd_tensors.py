@@ -13,8 +13,12 @@ STRIKE = "grad:12:1,after:20:0"
 
 
 @pytest.mark.parametrize(
-    "mode", ["graph", "graph-csr", "graph-nested", "expanded", "complex", "quarter", "conjugated", "anew"]
-)
+    "mode",
+    [
+        "graph", "graph-csr", "graph-nested", "expanded", "complex", "quarter", "conjugated", "anew", "multiplier",
+        "parameter", "trained-anew",
+    ],
+)  # fmt: skip
 def test_it_is_as_undisturbed(tmp_path: Path, mode: str) -> None:
     verdict = disturbed(tmp_path, "odd-tensors", mode=mode, strike=STRIKE)
     assert verdict.fate is Fate.EQUAL, verdict
@@ -23,9 +27,10 @@ def test_it_is_as_undisturbed(tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize(
     ("mode", "why"),
     [
-        ("sparse", "is a sparse_coo tensor"), ("csr", "is a sparse_csr tensor"),
-        ("nested", "with other data than the lost one"), ("multiplier", "requires a gradient"),
-        ("parameter", "requires a gradient"),
+        ("sparse", "not made of numbers, texts and small tensors"),
+        ("csr", "not made of numbers, texts and small tensors"),
+        ("nested", "with other data than the lost one"), ("multiplier-kept", "requires a gradient"),
+        ("parameter-kept", "requires a gradient"),
     ],
 )  # fmt: skip
 def test_or_refused(tmp_path: Path, mode: str, why: str) -> None:

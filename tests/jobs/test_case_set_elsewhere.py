@@ -13,7 +13,8 @@ pytestmark = pytest.mark.timeout(240)
 CARRIED = [
     "dataset", "subset", "concat", "sampler", "batches", "inline", "rows", "order", "logger", "thread", "torch",
     "numpy", "sys", "class", "function", "named", "partial", "swapped", "own", "tensors", "indices", "argv",
-    "ctypes", "ctype", "view", "shared", "row", "block", "dtype", "denormals", "errors", "digits",
+    "ctypes", "ctype", "view", "shared", "row", "dtype", "denormals", "errors", "digits", "precision", "precisions",
+    "attention",
 ]  # fmt: skip
 
 
@@ -33,6 +34,7 @@ def test_and_on_the_target_of_a_move(tmp_path: Path, mode: str) -> None:
     ("mode", "why"),
     [
         ("weak", "is an object of a library"), ("seeds", "is an object of a library"),
+        ("block", "is an object of a library"),
         ("hook", "is another function"), ("hooks", "is another function"),
     ],
 )  # fmt: skip

@@ -25,6 +25,7 @@ CASES = [
     ("kept-elsewhere", "closure"), ("kept-tensors", "hidden"), ("meters", "along"), ("reads-between", "eval"),
     ("outgrows", "counter"), ("recurrent", "module-attributes-large"), ("of-libraries", "graph-step"),
     ("hung", "list-group"), ("on-device", "main"), ("set-elsewhere", "sampler"), ("odd-tensors", "graph"),
+    ("before-and-after", "count"),
     ("late-decision", "bare"), ("layers-later", "freeze"), ("outside-decision", "scale"), ("own-attributes", ""),
     ("own-state", "dict"), ("left-behind", "prints"),
     ("own-checkpoint", "plain"), ("own-data", "large"), ("own-objects", "meter"), ("own-places", ""),

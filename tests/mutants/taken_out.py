@@ -201,8 +201,33 @@ PROOFS = (
     ),
     Mutant(
         "looks: none when a call has returned", "worker/hidden_state/hidden.py",
-        "        if not looking and not self.late_paths:\n", "        if True:\n",
+        "        if self._looking or self._has_changed():\n            changed",
+        "        if False:\n            changed",
         ("tests/unit/worker/state/test_lent.py",),
+    ),
+    Mutant(
+        "looks: what changes on both sides of a gate is not looked for", "worker/hidden_state/hidden.py",
+        "        if self._at_gate is not None and self._at_gate != (now := self.now()):\n",
+        '        if False:\n            now = b""\n', ("tests/unit/worker/hidden_state/test_late.py",),
+    ),
+    Mutant(
+        "looks: a tensor that begins to change in a cut step is left as it is", "worker/hidden_state/still.py",
+        "    return copied is not None and memory.fill(thing, copied)\n", "    return True\n",
+        ("tests/unit/worker/hidden_state/test_late.py",),
+    ),
+    Mutant(
+        "looks: gradients of tensors trained by hand stay as a cut step has left them", "worker/hidden_state/hidden.py",
+        "        self.state.by_hand.rewind()\n", "", ("tests/unit/worker/hidden_state/test_late.py",),
+    ),
+    Mutant(
+        "looks: what other processes write is put back over it", "worker/hidden_state/still.py",
+        "(not raw_memory.is_shared(thing) and raw_memory.fill(thing, glance))", "raw_memory.fill(thing, glance)",
+        ("tests/unit/worker/hidden_state/test_late.py",),
+    ),
+    Mutant(
+        "looks: any queue of what a thread has is drained", "worker/tensors/entries.py",
+        "any(each is waiting and name in names for", "any(each is waiting for",
+        ("tests/unit/worker/tensors/test_entries.py",),
     ),
     Mutant(
         "looks: records do not tell of it", "worker/state/private.py",
@@ -287,7 +312,7 @@ PROOFS = (
     ),
     Mutant(
         "kept: large state is put up with by those that live", "worker/hidden_state/hidden.py",
-        "        absent.refuse_lacking(self.state.lacking, when=(absent.LARGE, absent.LIBRARY))\n", "",
+        "        absent.refuse_lacking(self.state.lacking, when=(absent.LARGE, absent.LIBRARY, absent.FREE))\n", "",
         (PLACES,),
     ),
     Mutant(

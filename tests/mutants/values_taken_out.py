@@ -104,8 +104,8 @@ VALUES = (
     ),
     Mutant(
         "odd: a tensor that is trained by hand is let be", "worker/hidden_state/moving.py",
-        "absent.note_free(path, self.lacking, early=self._looks < signatures.FIRST)", "pass",
-        ("tests/jobs/test_case_odd_tensors.py::test_or_refused[multiplier-requires a gradient]",),
+        "absent.note_free(path, self.lacking, early=early)", "pass",
+        ("tests/unit/worker/hidden_state/test_late.py",),
     ),
     Mutant(
         "odd: a sparse tensor is asked where it lies", "worker/tensors/memory.py",

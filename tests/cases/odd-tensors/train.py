@@ -20,8 +20,13 @@ KINDS = {
     "expanded": lambda: torch.zeros(1).expand(4), "complex": lambda: torch.zeros(4, dtype=torch.complex64),
     "quarter": lambda: torch.zeros(4).to(torch.float8_e4m3fn), "conjugated": lambda: torch.zeros(4).cfloat().conj(),
     "multiplier": lambda: torch.zeros(4, requires_grad=True), "parameter": lambda: nn.Parameter(torch.zeros(4)),
+    "multiplier-kept": lambda: torch.zeros(4, requires_grad=True),
+    "parameter-kept": lambda: nn.Parameter(torch.zeros(4)), "trained-anew": lambda: torch.zeros(4, requires_grad=True),
     "anew": lambda: torch.zeros(8, requires_grad=True),
 }  # fmt: skip
+
+
+BY_HAND = ("multiplier", "parameter", "multiplier-kept", "parameter-kept", "trained-anew")
 
 
 class Trainer:
@@ -49,7 +54,7 @@ class Trainer:
 
     def loss(self, inputs, targets):
         loss = (model(inputs) - targets).square().mean() * (1 + 1e-2 * self.weight(float(inputs.sum()) / 32))
-        if MODE in ("multiplier", "parameter"):
+        if MODE in BY_HAND:
             loss = loss + (self.kept * (inputs[0, :4].abs() - 0.5)).sum()
         elif MODE == "anew":
             loss = loss + model(inputs + self.against(inputs)).square().mean()
@@ -68,10 +73,12 @@ class Trainer:
         loss.backward()
         strike("grad", run.global_step + 1, rank)
         optimizer.step()
-        if MODE in ("multiplier", "parameter"):
+        if MODE == "trained-anew":
+            self.kept = (self.kept + 0.1 * self.kept.grad).detach().requires_grad_()
+        elif MODE in BY_HAND:
             with torch.no_grad():
                 self.kept += 0.1 * self.kept.grad
-            self.kept.grad = None
+            self.kept.grad = self.kept.grad if "kept" in MODE else None
         return loss.item()
 
 

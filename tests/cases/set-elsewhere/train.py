@@ -195,6 +195,24 @@ def of_errors(_):
         return 5.0
 
 
+def of_precision(_):
+    if run.global_step == LATE:
+        torch.set_float32_matmul_precision("medium")
+    return float(len(torch.backends.mkldnn.matmul.fp32_precision))
+
+
+def of_precisions(_):
+    if run.global_step == LATE:
+        torch.backends.fp32_precision = "tf32"  # torch refuses to be asked in the older way from now on
+    return float(len(torch.backends.mkldnn.rnn.fp32_precision))
+
+
+def of_attention(_):
+    if run.global_step == LATE:
+        torch.backends.cuda.enable_flash_sdp(False)
+    return 1.0 + torch.backends.cuda.flash_sdp_enabled()
+
+
 def of_digits(amount):
     context = decimal.getcontext()
     context.prec = 3 + (context.prec + int(abs(amount) * 10)) % 20
@@ -228,6 +246,7 @@ KINDS = {
     "partial": on_partial, "swapped": swapped, "own": swapped_for_own, "tensors": of_tensors, "indices": of_indices,
     "argv": of_argv, "ctypes": of_numbers, "ctype": of_number, "view": of_view, "seeds": of_seeds,
     "hook": of_parameter_hook, "hooks": of_all_modules, "shared": of_shared, "row": of_row, "block": of_block,
+    "precision": of_precision, "precisions": of_precisions, "attention": of_attention,
     "weak": by_weak_key, "dtype": of_dtype, "denormals": of_denormals, "errors": of_errors, "digits": of_digits,
 }  # fmt: skip
 

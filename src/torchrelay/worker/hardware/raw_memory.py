@@ -19,12 +19,14 @@ import xxhash
 SMALL = 16 << 10  # bytes of memory of a fixed size that are carried
 _WHOLE = 64 << 10  # bytes up to which all of them are looked at
 _SAMPLES = 256  # of a larger one
+Block = SharedMemory
 GROWING = (bytearray, array.array)
 _NUMBER: Any = ctypes.c_int.__base__  # the class of all simple ones
 # What may be memory of a fixed size.
-FIXED: tuple[Any, ...] = (memoryview, ctypes.Array, _NUMBER, SynchronizedBase, SharedMemory)
+FIXED: tuple[Any, ...] = (memoryview, ctypes.Array, _NUMBER, SynchronizedBase)
+_DEEP = 8  # views of views
 _may_be: dict[type, bool] = {}
-_OF_NUMBERS = "cbBhHiIlLqQfdg?"  # not of pointers, nor of objects of Python
+_OF_NUMBERS = "cbBhHiIlLqQfd?"  # not of pointers, nor of objects of Python, nor with bytes that mean nothing
 
 
 def is_carried(value: Any) -> bool:
@@ -36,19 +38,22 @@ def is_carried(value: Any) -> bool:
     if not may_be or kind in GROWING:
         return may_be
     inner = _buffer_in(value)
-    if isinstance(inner, (ctypes.Array, _NUMBER)) and not _is_of_numbers(type(inner)):
+    if not is_shared(value) and not _is_own(inner):
+        return False
+    if not isinstance(inner, memoryview) and not _is_of_numbers(type(inner)):
         return False
     return inner is not None and (flat := _flat(inner)) is not None and flat.flags.writeable and flat.nbytes <= SMALL
 
 
 def bytes_of(value: Any) -> bytes:
     """What is in it."""
-    return bytes(value) if type(value) in GROWING else _flat(_buffer_in(value)).tobytes()
+    flat = None if type(value) in GROWING else _flat(_buffer_in(value))
+    return (bytes(value) if type(value) in GROWING else b"") if flat is None else flat.tobytes()
 
 
 def size_of(value: Any) -> int:
     """Bytes."""
-    return memoryview(value).nbytes if type(value) in GROWING else _flat(_buffer_in(value)).nbytes
+    return memoryview(value).nbytes if type(value) in GROWING else len(bytes_of(value))
 
 
 def fill(value: Any, told: bytes) -> bool:
@@ -67,8 +72,12 @@ def fill(value: Any, told: bytes) -> bool:
     return True
 
 
-def digest(view: memoryview[Any]) -> str:
-    """Of any memory. Of a large one a part is looked at, from all over it."""
+def digest(value: Any) -> str:
+    """Of any memory. Of a large one a part is looked at, from all over it; at no large block with a name."""
+    if isinstance(value, Block):
+        value = value._buf  # type: ignore[attr-defined]  # `buf` may be the script's own
+        return "" if value is None or value.nbytes > SMALL else xxhash.xxh3_64_hexdigest(bytes(value))
+    view = memoryview(value)
     if view.readonly or not view.contiguous or not view.nbytes:
         return str(view.nbytes)
     flat = np.frombuffer(view, np.uint8)
@@ -76,14 +85,35 @@ def digest(view: memoryview[Any]) -> str:
     return f"{flat.size} {xxhash.xxh3_64_hexdigest(np.ascontiguousarray(part).data)}"
 
 
+def is_shared(value: Any) -> bool:
+    """Whether other processes may write to it."""
+    by_hand = isinstance(value, (ctypes.Array, _NUMBER)) and hasattr(value, "_wrapper")  # multiprocessing's, unlocked
+    return by_hand or isinstance(value, SynchronizedBase)
+
+
 def _buffer_in(value: Any) -> Any:
-    """What has the memory; None if it was given back."""
-    if isinstance(value, SynchronizedBase):
-        return value._obj  # type: ignore[attr-defined]  # `get_obj` may be the script's own
-    return value._buf if isinstance(value, SharedMemory) else value  # type: ignore[attr-defined]
+    return value._obj if isinstance(value, SynchronizedBase) else value  # type: ignore[attr-defined]  # of the script?
+
+
+def _is_own(value: Any) -> bool:
+    """Whether the memory is Python's own, and no piece of what somebody else has, such as a parameter."""
+    for _ in range(_DEEP):
+        if isinstance(value, memoryview):
+            try:
+                value = value.obj
+            except ValueError:  # it was given back
+                return False
+        elif isinstance(value, np.ndarray) and value.base is not None:
+            value = value.base
+        else:
+            break
+    if isinstance(value, (ctypes.Array, _NUMBER)):
+        return bool(value._b_needsfree_)
+    return type(value) in GROWING or isinstance(value, np.ndarray)
 
 
 def _is_of_numbers(kind: Any) -> bool:
+    """Not so structures, which may hold pointers."""
     while issubclass(kind, ctypes.Array):
         kind = kind._type_
     return issubclass(kind, _NUMBER) and kind._type_ in _OF_NUMBERS

@@ -167,3 +167,9 @@ def _generators(local: Mapping[str, Any]) -> dict[str, Any]:
             held = attributes_of(value) or {}
             found.update((f"{name}.{key}", each) for key, each in held.items() if is_generator(each))
     return found
+
+
+def iterators(leaves: Mapping[str, Leaf]) -> dict[str, tuple[int, str]]:
+    """By path, which iterators there are, and where each is."""
+    found = ((path, leaf.read()) for path, leaf in leaves.items())
+    return {path: (id(one), place_of(one)) for path, one in found if type(one) in ITERATORS}

@@ -27,7 +27,8 @@ from torchrelay.worker.hidden_state.leaves import is_of_library
 from torchrelay.worker.hidden_state.moving import Moving
 from torchrelay.worker.hidden_state.signatures import FIRST
 from torchrelay.worker.hidden_state.still import Still
-from torchrelay.worker.hidden_state.told import FRAME, There, put_back
+from torchrelay.worker.hidden_state.told import FRAME, There, differing, put_back
+from torchrelay.worker.parallel.of_state import is_told
 from torchrelay.worker.tensors import absent
 
 EARLY = 10  # calls in which a script is refused for what a fault would need
@@ -209,6 +210,9 @@ class Hidden:
         self._known_count = 0
         self._places: set[tuple[int, Any]] = set()
         self._holders: set[int] = set()
+        self._never_late: set[str] = set()  # of what objects tell of themselves
+        self._at_gate: bytes | None = None  # what the record of the last gate has told
+        self._at_a_gate = False  # there is one, and its record is yet to be made
         self.late = b""  # what updates change, as it was when the last call had returned
 
     def _of_loops(self) -> list[Any]:
@@ -276,6 +280,7 @@ class Hidden:
     def mark(self) -> None:
         """At the entry of a call: what is known to move is put back if it is redone. Raises `RefusedError`."""
         absent.check()
+        self.state.enter(early=self._calls <= EARLY)
         if self._outsiders is not None and self._outsiders.stirred:
             self._look_outside()
         self._before = self.state.mark() if self.state.kept else b""
@@ -303,6 +308,7 @@ class Hidden:
             return
         self._calm, self._looking, self._look_next = False, True, False
         self.state.untold.enter()
+        self.state.enter(early=self._calls <= EARLY)
         self._before = self.state.mark() if self.state.kept else b""
         self._remembered = self.state.remember()
         self._enter()
@@ -335,18 +341,24 @@ class Hidden:
         if self._looking or self.state.still.has_stirred() or self.state.inside.has_stirred():
             self._look_in_call()
         self.state.inside.pass_gate()
+        self._at_gate, self._at_a_gate = None, True
 
     def look_return(self) -> None:
         """When it has returned: what has changed since the gate is lost if the process dies in between."""
-        looking = self._looking or self._has_changed()
-        if not looking and not self.late_paths:
-            return
-        if looking:
+        if self._looking or self._has_changed():
             changed = self._look_in_call()
             self.state.untold.paths.update(dict.fromkeys(self.state.inside.leave()))
-            self.late_paths.update(dict.fromkeys(path for path in changed if not self._is_told(path)))
+            self._note_late(changed)
             self._looking = False
+        if self._at_gate is not None and self._at_gate != (now := self.now()):
+            self._note_late(differing(self._at_gate, now, kept=self.state.kept))
         self.late = self.state.record(only=self.late_paths)
+
+    def _note_late(self, paths: Iterable[str]) -> None:
+        """These have changed after the gate: at times, or only now."""
+        new = [path for path in paths if path not in self.late_paths and path not in self._never_late]
+        self.late_paths.update(dict.fromkeys(path for path in new if not is_told(path, self._roots)))
+        self._never_late.update(path for path in new if path not in self.late_paths)
 
     def _has_changed(self) -> bool:
         return self.state.still.has_changed() or self.state.inside.has_stirred()
@@ -357,28 +369,21 @@ class Hidden:
         known = len(untold.paths)
         changed: list[str] = self._looks.spend(lambda: self.state.look(in_call=self._looking))
         for path in list(untold.paths)[known:]:
-            if self._is_told(path):
+            if is_told(path, self._roots):
                 del untold.paths[path]
         self._look_next = not self._looking or bool(untold.young)
         return changed
 
-    def _is_told(self, path: str) -> bool:
-        """Whether the object's own state_dict() tells of this attribute: then a replica has it."""
-        name = path.rpartition(".")[2].strip("_")
-        for root, thing in self._roots:
-            if path.startswith(f"{root}.") and not isinstance(thing, (torch.nn.Module, torch.optim.Optimizer)):
-                return any(str(key).strip("_") == name for key in thing.state_dict())
-        return False
-
     def rewind(self) -> None:
         """Put back all as it was at the entry of the call. May be done twice. Raises `UnprovedError`."""
-        absent.refuse_lacking(self.state.lacking, when=(absent.LARGE, absent.LIBRARY))
+        absent.refuse_lacking(self.state.lacking, when=(absent.LARGE, absent.LIBRARY, absent.FREE))
         self.state.inside.rewind(self.state.leaves())
         for there in self._there:
             there.put_back()
         put_back(self._remembered)
         self._still.rewind()
         self.state.put(self._before, again=True)
+        self.state.by_hand.rewind()
         for part, told in self._touched:
             part.moving.put(told, again=True)
 
@@ -388,6 +393,9 @@ class Hidden:
         """What a replacement needs of it, now."""
         if self.empty:
             return b""
+        found = self.state.record()
+        if self._at_a_gate:
+            self._at_gate, self._at_a_gate = found, False
         resting = []
         for _, one in list(self._seen.values()):
             if one.moving.kept and (one.stirred or not one.open):
@@ -396,7 +404,7 @@ class Hidden:
                     resting.append((one.name, b""))  # which of them it is cannot be told by the name
         state, parts = self.state, [*resting, *self._waiting]
         untold = [path for path in state.untold.all() if path not in state.kept]
-        told = HiddenRecord(state.record(), parts, list(self.late_paths), state.lacking, untold, state.inside.ready)
+        told = HiddenRecord(found, parts, list(self.late_paths), state.lacking, untold, state.inside.ready)
         return msgspec.msgpack.encode(told)
 
     def now(self) -> bytes:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from torchrelay.worker.hardware import raw_memory
 from torchrelay.worker.hardware.settings import Settings
 from torchrelay.worker.hidden_state import made
 from torchrelay.worker.hidden_state.made import MISSING
@@ -447,7 +448,7 @@ _CLOSED = frozenset(_MACHINERY.split())
 OF_MEMORY: tuple[Any, ...] = (memoryview, ctypes.Array, ctypes.Structure, ctypes.c_int.__base__)
 _OF_PYTHON = (
     io.BytesIO, decimal.Context, queue.Queue, np.random.SeedSequence, weakref.WeakKeyDictionary,
-    weakref.WeakValueDictionary, weakref.WeakSet, *OF_MEMORY,
+    weakref.WeakValueDictionary, weakref.WeakSet, raw_memory.Block, *OF_MEMORY,
 )  # fmt: skip
 _OPEN = (*made.CONTAINERS, *made.DICTS)  # which are looked into by themselves
 NEVER_OPENED = (

@@ -25,20 +25,19 @@ import torch
 
 from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.worker.hidden_state import doers, generators, graph, made, signatures, still, told, variables
-from torchrelay.worker.hidden_state.around import variables_around
+from torchrelay.worker.hidden_state.around import ByHand, variables_around
 from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, STANDS, VARIABLE, Leaf, Walk
 from torchrelay.worker.hidden_state.leaves import Named, NamedLeaf, Within
 from torchrelay.worker.hidden_state.made import Filled, are_same, holds_objects, only_grew
 from torchrelay.worker.hidden_state.signatures import EACH, SMALL, Inside, is_moved, is_small, signature_of
 from torchrelay.worker.hidden_state.still import Still
+from torchrelay.worker.parallel import of_state
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import absent, memory, values
 from torchrelay.worker.tensors.absent import GROWS, ITERATOR, LARGE, OBJECTS
 
 LIMIT = 48 << 10  # bytes of all that is kept of one object
 
-_ENTRY = list[tuple[str, Any, bool, bool]]  # path, value, whether it is encoded, whether it was seen to move
-_decode = msgspec.msgpack.Decoder(_ENTRY).decode
 _encode = msgspec.msgpack.encode
 GETS_READY = 3  # looks in which functions that cannot be found by a name may still come up
 _NO_VALUES = ("object", "iterator")
@@ -79,6 +78,7 @@ class Moving:
         self._unsure: set[str] = set()  # of those, the ones that count if they change once more
         self._restless: dict[Any, int] = {}
         self.still = Still()
+        self.by_hand = ByHand()
         self._met: set[str] = set()  # paths of objects and containers at the last look
         self._walk = self._go()
         self._seen: dict[str, Any] = {}
@@ -187,6 +187,7 @@ class Moving:
         for path, leaf in self.kept.items():
             if self._walk.leaves.get(path) is leaf:
                 leaf.remember_way(self._walk.parents, variables.finder(path))
+        self.by_hand.know(self._walk.leaves.values())
         if self._functions is not None:
             self.still = still.found(self._walk, self.kept, self._noted, self._restless)
         self._met = {*self._walk.holders, *self._walk.opened}
@@ -199,17 +200,13 @@ class Moving:
 
     def begin(self) -> None:
         """A loop begins: an iterator that is there already, and moves in the loop, is gone on with in the next one."""
-        self._before_loop = self._iterators() if self._orders else {}
-
-    def _iterators(self) -> dict[str, tuple[int, str]]:
-        found = ((path, leaf.read()) for path, leaf in self._walk.leaves.items())
-        return {path: (id(one), generators.place_of(one)) for path, one in found if type(one) in graph.ITERATORS}
+        self._before_loop = generators.iterators(self._walk.leaves) if self._orders else {}
 
     def _check_iterators(self) -> None:
-        now = self._iterators() if self._before_loop else {}
+        now = generators.iterators(self._walk.leaves) if self._before_loop else {}
         for path, (number, place) in self._before_loop.items():
             if path in now and now[path][0] == number and now[path][1] != place:
-                raise told.epochs_on(path)
+                raise absent.epochs_on(path)
 
     def _judge(self, path: str, before: Any, tied: dict[int, bool]) -> bool:
         """Whether this leaf, which has changed, is to be kept."""
@@ -221,8 +218,7 @@ class Moving:
         if kind in _NO_VALUES or path in self.kept:
             self._check_iterator(path, before)
             return False
-        if is_moved(leaf.value, before, self._seen[path]):
-            absent.note_free(path, self.lacking, early=self._looks < signatures.FIRST)
+        if isinstance(leaf.value, torch.Tensor) and not self._may_be_told(path, leaf.value, before):
             return False
         if only_grew(before, self._seen[path]) and not self._may_be_counted(leaf.value):
             return False
@@ -246,6 +242,23 @@ class Moving:
         self.kept[path] = leaf
         return True
 
+    def _may_be_told(self, path: str, tensor: torch.Tensor, before: Any) -> bool:
+        """Not what has no plain memory; of what is trained by hand the very tensor, or a small one in its place."""
+        if not of_state.is_free(tensor):
+            return memory.refusal(tensor) is None
+        may_be = type(tensor) is torch.Tensor and signatures.size_of(tensor) <= EACH
+        return not self._quiet and (may_be or is_moved(tensor, before, self._seen[path]))
+
+    def enter(self, *, early: bool) -> None:
+        """A call begins. Raises `RefusedError` if it is an `early` one, for a gradient that stays: see `ByHand`."""
+        for path, is_same in self.by_hand.enter():
+            if self._quiet or of_state.is_told(path, self._roots()):
+                continue
+            if is_same:
+                absent.note_free(path, self.lacking, early=early)
+            elif self.kept.pop(path, None) is not None:
+                self.untold.find(self._walk.leaves, path)
+
     def _is_no_cache(self, leaf: Leaf) -> bool:
         """Whether steps keep it in a row, or it is as small as a loss: what is filled but once does no harm."""
         few = type(leaf.value) is torch.Tensor and leaf.value.numel() <= SMALL
@@ -264,11 +277,8 @@ class Moving:
         if leaf.value.tell() is not None:
             self.kept[path] = leaf
             return True
-        if (
-            before is not MISSING
-            and isinstance(leaf.value.container, dict)
-            and not made.holds_arrays(leaf.value.container)
-        ):
+        here = leaf.value.container
+        if before is not MISSING and isinstance(here, dict) and not made.holds_arrays(here):
             self.lacking[path] = OBJECTS
         return False
 
@@ -290,7 +300,7 @@ class Moving:
             return
         self.lacking[path] = ITERATOR
         if not path.startswith(VARIABLE):
-            raise told.steps_on(path)
+            raise absent.steps_on(path)
 
     def _too_large(self, path: str, size: int) -> None:
         if self._orders:
@@ -300,11 +310,7 @@ class Moving:
             return  # a buffer, by another way
         if self._large.get(path) == id(value) and self._seen[path][0] == "tensor":
             self.lacking[path] = LARGE
-        self._warn(
-            path,
-            f"{path} changes in the course of the training, and has some {size:,} bytes; at most {EACH:,} are carried. "
-            "If results depend on it, keep it in a buffer, or in state=...; changed in place, a fault ends the job",
-        )
+        self._warn(path, absent.too_large(path, size, EACH))
 
     def _warn(self, about: str, message: str) -> None:
         if about.startswith(VARIABLE):
@@ -392,11 +398,7 @@ class Moving:
 
         Of rows that are not told to their end a replacement would have another one.
         """
-        names = ", ".join(itertools.islice(sorted(self.kept), 3))
-        said = (
-            f"{names} and others change in the course of the training and have {size:,} bytes; at most {LIMIT:,} are "
-            "carried to a replacement"
-        )
+        said = absent.too_much(itertools.islice(sorted(self.kept), 3), size, LIMIT)
         if self._orders:
             raise RefusedError(said, "keep less in attributes, or let it follow from the epoch (set_epoch)")
         self._warn("", f"{said}. If results depend on them, keep them in buffers, or give them to protect(state=...)")
@@ -421,7 +423,7 @@ class Moving:
         """
         if not record:
             return set()
-        entries = _decode(record)
+        entries = told.decode(record)
         self._walk = self._go()
         if any(path.endswith((ENTRIES, told.FRAME)) for path, *_ in entries):
             entries.sort(key=lambda entry: not entry[0].endswith(ENTRIES))  # they bring attributes with them

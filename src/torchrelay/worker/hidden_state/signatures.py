@@ -487,8 +487,8 @@ def _of_python(value: Any) -> tuple[str, Iterable[Any]]:
         return "", () if is_drained(value) else entries_of(value.queue, NODES)
     if isinstance(value, np.random.SeedSequence):
         return str(value.state), ()
-    if isinstance(value, OF_MEMORY):
-        return raw_memory.digest(memoryview(value)), ()
+    if isinstance(value, (raw_memory.Block, *OF_MEMORY)):
+        return raw_memory.digest(value), ()
     if isinstance(value, decimal.Context):  # not its flags, which say what it was used for
         return str((value.prec, value.rounding, value.Emin, value.Emax)), ()
     if kind in raw_memory.GROWING:

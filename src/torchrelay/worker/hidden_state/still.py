@@ -30,7 +30,9 @@ from torchrelay.worker.hidden_state.graph import MISSING, Leaf
 from torchrelay.worker.hidden_state.leaves import Named, NamedLeaf, Within
 from torchrelay.worker.hidden_state.made import Filled
 from torchrelay.worker.hidden_state.signatures import LARGEST, SMALL
+from torchrelay.worker.parallel import of_state
 from torchrelay.worker.source.lines import is_of_the_script
+from torchrelay.worker.tensors import absent, memory
 from torchrelay.worker.tensors.entries import entries_of, keys_of
 
 ENTRIES = 1024  # of a container that is compared whole
@@ -94,6 +96,8 @@ class Still:
     def _keep(self, things: list[tuple[Leaf, Any]]) -> None:
         self._things = [thing for _, thing in things]
         self._glances = list(map(_glance, self._things))
+        self._paths = [leaf.path for leaf, _ in things]
+        self._copies = list(map(_copy, self._things))
         self._placed = [(leaf, *place, thing) for leaf, thing in things if (place := _place(leaf)) is not None]
         self._within = [each for each in things if type(each[0].name) is Within and each[0].holder is not None]
         self._thing_holders = [holder for _, holder, _, _ in self._placed]
@@ -165,8 +169,9 @@ class Still:
         for leaf, thing in self._within:
             if leaf.read() is not thing:
                 leaf.put(thing)
-        for thing, glance in zip(self._things, self._glances, strict=True):
-            _put_back(thing, glance)
+        for path, thing, glance, copied in zip(self._paths, self._things, self._glances, self._copies, strict=True):
+            if not (_put_tensor if isinstance(thing, torch.Tensor) else _put_back)(thing, glance, copied):
+                raise absent.in_place(path)
 
     def _now(self) -> list[Any]:
         try:
@@ -351,7 +356,7 @@ def _is_plain(value: Any) -> bool:
 
 def _glance(value: Any) -> Any:
     if type(value) is torch.Tensor:
-        return value._version
+        return memory.version_of(value)
     if type(value) is np.ndarray:
         return value.tobytes()
     if graph.is_generator(value):
@@ -360,6 +365,8 @@ def _glance(value: Any) -> Any:
         return list(made.pairs(value))
     if raw_memory.is_carried(value):
         return raw_memory.bytes_of(value)
+    if isinstance(value, raw_memory.FIXED):  # it was given back
+        return None
     kind = type(value)
     entries = list(value.values()) if isinstance(value, dict) else value
     if kind is set or _FLAT.issuperset(map(type, entries)):  # nearly all there is
@@ -367,15 +374,32 @@ def _glance(value: Any) -> Any:
     return copy.deepcopy(dict(value) if isinstance(value, dict) else value)
 
 
-def _put_back(thing: Any, glance: Any) -> None:
-    """Make it again what it was; containers in it stay the same ones."""
+def _copy(value: Any) -> torch.Tensor | None:
+    """Of a small tensor, whose glance does not tell what is in it."""
+    is_held = type(value) is torch.Tensor and value.grad_fn is None and memory.is_dense(value) and memory.is_near(value)
+    return value.detach().clone() if is_held and value.nbytes <= BYTES and not value.is_inference() else None
+
+
+def _put_tensor(thing: torch.Tensor, version: int, copied: torch.Tensor | None) -> bool:
+    """Returns whether it is what it was."""
+    is_given = of_state.is_of_state(thing) and not of_state.is_free(thing)
+    if memory.version_of(thing) == version or is_given or thing.grad_fn is not None:
+        return True
+    return copied is not None and memory.fill(thing, copied)
+
+
+def _put_back(thing: Any, glance: Any, _: object) -> bool:
+    """Make it again what it was; containers in it stay the same ones. Returns whether that can be."""
     kind = type(thing)
-    if kind is not np.ndarray and raw_memory.is_carried(thing):
-        raw_memory.fill(thing, glance)
-    elif kind is np.ndarray:
+    if isinstance(thing, raw_memory.FIXED) or kind in raw_memory.GROWING:
+        here = _glance(thing)
+        # What another process writes, too, may be its word, such as to stop.
+        return bool(here == glance) or (not raw_memory.is_shared(thing) and raw_memory.fill(thing, glance))
+    if kind is np.ndarray:
         np.copyto(thing, np.frombuffer(glance, thing.dtype).reshape(thing.shape))
     elif kind in (list, dict, set, deque, *made.DICTS) and thing != glance:
         _fill(thing, glance)
+    return True
 
 
 def _fill(thing: Any, glance: Any) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -22,16 +23,20 @@ from torchrelay.worker.hidden_state.graph import MISSING, STANDS, Leaf
 from torchrelay.worker.hidden_state.leaves import ENTRIES, Named, NamedLeaf, Within, is_of_a_module, is_of_library
 from torchrelay.worker.hidden_state.made import LONGEST, PLAIN, WIDTH, Filled, are_same, is_small_array
 from torchrelay.worker.hidden_state.signatures import EACH, LARGEST, is_small, signature_of, size_of
-from torchrelay.worker.parallel.of_state import is_of_state
+from torchrelay.worker.parallel.of_state import is_free, is_of_state
 from torchrelay.worker.source.names import declared_globals
 from torchrelay.worker.tensors import absent, memory, values
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 from torchrelay.worker.tensors.memory import version_of
 
 _COUNT = "itertools.count"
-_REPLACED = "torchrelay replaced"
+_REPLACED, _TRAINED = "torchrelay replaced", "torchrelay trained"  # the latter requires a gradient
 SAME = "torchrelay same"  # as the tensor at another path
 _ENTRIES, _BUFFER = "torchrelay entries", "torchrelay buffer"
+
+
+# Path, value, whether it is encoded, whether it was seen to move.
+decode = msgspec.msgpack.Decoder(list[tuple[str, Any, bool, bool]]).decode
 
 
 def put_back(remembered: list[tuple[Leaf, Any, Any]]) -> None:
@@ -43,7 +48,9 @@ def put_back(remembered: list[tuple[Leaf, Any, Any]]) -> None:
             if live is not told:
                 leaf.put(told)
         elif len(told) == 2 or not are_same(signature_of(live), signature_of(told[0])):
-            take(leaf, told, in_place=restored)
+            taken = take(leaf, told, in_place=restored)
+            if not taken and told[0] == _BUFFER:
+                raise absent.in_place(leaf.path)
 
 
 def remembered(leaves: Iterable[Leaf]) -> list[tuple[Leaf, Any, Any]]:
@@ -96,6 +103,8 @@ def can_be_told(value: Any) -> bool:
     """Whether a value of a kind that is told is one still: it may have grown, or have got something else in it."""
     if type(value) is Filled:
         return value.tell() is not None
+    if isinstance(value, torch.Tensor):
+        return memory.refusal(value) is None
     return not made.is_made(value) or made.tell(value, LARGEST) is not None
 
 
@@ -112,7 +121,8 @@ def tell(path: str, value: Any, *, replaced: bool = False) -> bytes:
         if isinstance(value, torch.Tensor):
             memory.settle(value)
         if replaced:
-            return values.encode([_REPLACED, value], path)
+            trained = isinstance(value, torch.Tensor) and value.requires_grad
+            return values.encode([_TRAINED if trained else _REPLACED, value], path)
         found = made.tell(value, LARGEST) if made.is_made(value) else value
         return values.encode([generators.kind_of(value), generators.state_of(value)] if generator else [found], path)
     except TypeError as error:
@@ -173,24 +183,6 @@ def places_of(known: Iterable[Any]) -> set[Any]:
     return {memory.place(each) for each in found if isinstance(each, torch.Tensor)}
 
 
-def steps_on(path: str) -> RefusedError:
-    """Of an iterator of the script's own."""
-    return RefusedError(
-        f"{path} is an iterator that is gone on with from step to step: where it is cannot be carried to a "
-        "replacement, or put back for a step that is made again",
-        "take what you need of it by the number of the step, or count with itertools.count()",
-    )
-
-
-def epochs_on(path: str) -> RefusedError:
-    """Of one that is made once."""
-    return RefusedError(
-        f"{path} is an iterator that is gone on with from one epoch to the next: where it is cannot be carried to a "
-        "replacement",
-        "make it anew in __iter__, from a generator of random numbers or from the epoch",
-    )
-
-
 def nowhere(path: str) -> str:
     """Of something that a replacement does not have."""
     if path.endswith(STANDS):
@@ -203,6 +195,15 @@ def nowhere(path: str) -> str:
         f"{path} has changed in the course of the training, and there is nothing of this name or kind in the worker "
         "that takes over: let every rank build the same objects before its first loop or call"
     )
+
+
+def differing(*records: bytes, kept: Collection[str]) -> set[str]:
+    """Paths of what is kept, of which two records tell different things; of a row all its entries."""
+    before, after = ({path: value for path, value, *_ in decode(one)} if one else {} for one in records)
+    found = {path for path in before.keys() | after.keys() if before.get(path, MISSING) != after.get(path, MISSING)}
+    others = [path.removesuffix(FRAME) for path in found if path not in kept]
+    rows = tuple(f"{path.rpartition('[')[0] if path.endswith(']') else path}[" for path in others)
+    return {path for path in kept if path in found or path.startswith(rows)}
 
 
 def _take_kind(leaf: Leaf, live: Any, kind: Any, told: Any) -> bool:
@@ -226,8 +227,9 @@ def take(leaf: Leaf, told: Any, *, in_place: bool | None = None) -> bool:
     `in_place`: whether the tensor that is there is the one of which it was told, and is written to. Any other may be
     known elsewhere as something else: a row of a table. None: it is if the tensor of the start was never replaced.
     """
-    replaced = type(told) is list and len(told) == 2 and told[0] == _REPLACED
-    told = told[1:] if replaced else told
+    replaced = type(told) is list and len(told) == 2 and type(told[0]) is str and told[0] in (_REPLACED, _TRAINED)
+    if replaced:
+        told = [told[1].requires_grad_() if told[0] == _TRAINED else told[1]]
     is_tensor = type(told) is list and len(told) == 1 and isinstance(told[0], (torch.Tensor, np.ndarray))
     if is_tensor and (replaced if in_place is None else not in_place) and leaf.put(told[0]):
         return True
@@ -235,7 +237,8 @@ def take(leaf: Leaf, told: Any, *, in_place: bool | None = None) -> bool:
     if type(told) is list and len(told) == 2:
         return _take_kind(leaf, live, *told)
     value = told[0] if type(told) is list else told
-    if isinstance(value, torch.Tensor) and type(live) is torch.Tensor and memory.fill(live, value):
+    is_tensor = isinstance(value, torch.Tensor) and type(live) in (torch.Tensor, torch.nn.Parameter)
+    if is_tensor and memory.fill(live, value):
         return True
     if isinstance(value, np.ndarray) and type(live) is np.ndarray and live.shape == value.shape:
         np.copyto(live, value)
@@ -258,10 +261,9 @@ def take(leaf: Leaf, told: Any, *, in_place: bool | None = None) -> bool:
 
 # ---------------------------------------------------------------- frames
 
-# Which entries a container has of which some are told, so that a replacement has those places, too.
-#
-# A list may have grown since the start, and an attribute that was None may hold a tuple of tensors, as the hidden state
-# of an LSTM. What is put into such a place is told by itself; but a long row of small tensors, such as losses, as one.
+# Which entries a container has of which some are told, so that a replacement has those places, too. A list may have
+# grown, and an attribute that was None may hold a tuple of tensors, as the hidden state of an LSTM. What is put into
+# such a place is told by itself; but a long row of small tensors, such as losses, as one.
 
 FRAME = " holds"  # ends the path of what is told here
 _last = re.compile(r"(.+?)(\.\w+|\[[^\[\]]*\])")
@@ -424,16 +426,18 @@ class Untold:
         kind = type(value)
         fixed = issubclass(kind, (tuple, set, frozenset, types.MappingProxyType))
         rest = not is_first and ((kind in graph.CONTAINERS and is_another) or (fixed and kind not in graph.CONTAINERS))
-        tensors = (each for each in arrays if isinstance(each, torch.Tensor) and each.grad_fn is None)
-        if (arrays or rest or is_of_library(kind)) and not any(map(is_of_state, tensors)):
+        tensors = [each for each in arrays if isinstance(each, torch.Tensor) and each.grad_fn is None]
+        is_known = any(is_of_state(each) and not is_free(each) for each in tensors)
+        if (arrays or rest or is_of_library(kind)) and not is_known:
             self.young.pop(path, None)
             if is_first:
                 self.young[path] = self._calls
             else:
                 self.paths[path] = None
 
-    def find(self, leaves: Mapping[str, Leaf]) -> None:
-        """Where they are: each, and whatever it is in, as that may be another one after a call."""
+    def find(self, leaves: Mapping[str, Leaf], *new: str) -> None:
+        """Where they are: each, and whatever it is in, as that may be another one after a call. `new`: more paths."""
+        self.paths.update(dict.fromkeys(new))
         found: dict[tuple[int, str], Leaf] = {}
         for path in (*self.paths, *self.young):
             for place in _ways(path):

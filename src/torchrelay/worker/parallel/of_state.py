@@ -6,7 +6,7 @@ Lagrange: `with torch.no_grad(): weight += rate * weight.grad`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -53,6 +53,15 @@ def is_free(tensor: torch.Tensor) -> bool:
             _free.clear()
         found = _free[id(tensor), place] = place not in _places
     return found
+
+
+def is_told(path: str, roots: Iterable[tuple[str, Any]]) -> bool:
+    """Whether an object's own state_dict() tells of this attribute: then a replica has it. `roots`: with names."""
+    name = path.rpartition(".")[2].strip("_")
+    for root, thing in roots:
+        if path.startswith(f"{root}.") and not isinstance(thing, (torch.nn.Module, torch.optim.Optimizer)):
+            return any(str(key).strip("_") == name for key in thing.state_dict())
+    return False
 
 
 def _lies_in(tensor: torch.Tensor, places: Collection[int]) -> bool:

@@ -211,6 +211,40 @@ def order_too_large(path: str, size: int, most: int) -> RefusedError:
     )
 
 
+def too_large(path: str, size: int, most: int) -> str:
+    """Of what changes, and is not carried. `size`, `most`: bytes that it has, and that are carried."""
+    return (
+        f"{path} changes in the course of the training, and has some {size:,} bytes; at most {most:,} are carried. "
+        "If results depend on it, keep it in a buffer, or in state=...; changed in place, a fault ends the job"
+    )
+
+
+def too_much(paths: Iterable[str], size: int, most: int) -> str:
+    """The same, of several."""
+    return (
+        f"{', '.join(paths)} and others change in the course of the training and have {size:,} bytes; at most "
+        f"{most:,} are carried to a replacement"
+    )
+
+
+def steps_on(path: str) -> RefusedError:
+    """Of an iterator of the script's own."""
+    return RefusedError(
+        f"{path} is an iterator that is gone on with from step to step: where it is cannot be carried to a "
+        "replacement, or put back for a step that is made again",
+        "take what you need of it by the number of the step, or count with itertools.count()",
+    )
+
+
+def epochs_on(path: str) -> RefusedError:
+    """Of one that is made once."""
+    return RefusedError(
+        f"{path} is an iterator that is gone on with from one epoch to the next: where it is cannot be carried to a "
+        "replacement",
+        "make it anew in __iter__, from a generator of random numbers or from the epoch",
+    )
+
+
 def refuse_lacking(lacking: dict[str, str], *, when: Collection[str] = LACKING) -> None:
     """By path, what it is that cannot be carried. Raises `UnprovedError` if there is one of these."""
     found = {path: what for path, what in lacking.items() if what in when}

@@ -7,6 +7,9 @@ Methods of the script's own classes are not called.
 
 from __future__ import annotations
 
+import dis
+import functools
+import itertools
 import queue
 import sys
 import threading
@@ -14,7 +17,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 _TRIES = 1000
@@ -53,7 +56,8 @@ def _first(read: Callable[[Any], Iterable[Any]], container: Any, most: int | Non
 # ---------------------------------------------------------------- queues
 
 _drained: weakref.WeakSet[queue.Queue[Any]] = weakref.WeakSet()
-_TAKES = frozenset({"get", "get_nowait"})
+_TAKES, _PUTS = frozenset({"get", "get_nowait"}), frozenset({"put", "put_nowait"})
+_BETWEEN = frozenset({"CACHE", "EXTENDED_ARG", "NOP"})
 _STACK = 16  # calls of a thread in which its queue may be
 
 
@@ -82,15 +86,30 @@ def _of_other_threads() -> Iterator[FrameType]:
 
 
 def _takes_from(frame: FrameType, waiting: object) -> bool:
-    """Whether it is in a variable, or in an attribute of what is in one, of a function that takes from some queue."""
-    if frame.f_code is not queue.Queue.get.__code__ and _TAKES.isdisjoint(frame.f_code.co_names):
-        return False
-    held = list(frame.f_locals.values())
-    return any(each is waiting for each in [*held, *(one for each in held for one in _attributes(each))])
+    """Whether it is the queue of a variable, or of an attribute of one, from which this function takes.
+
+    What a function keeps in other variables is held for as long as it runs once these are asked for, before
+    Python 3.13; so only those that take from some queue are asked.
+    """
+    if frame.f_code is queue.Queue.get.__code__:
+        return frame.f_locals.get("self") is waiting
+    names = _taken_from(frame.f_code)
+    held = list(frame.f_locals.items()) if names else []
+    attributes = [pair for _, each in held for pair in _attributes(each)]
+    return any(each is waiting and name in names for name, each in [*held, *attributes])
 
 
-def _attributes(thing: Any) -> list[Any]:
+@functools.cache
+def _taken_from(code: CodeType) -> frozenset[str]:
+    """Names of what `get` or `get_nowait` is asked of, as in `self.NAME.get()`, and nothing is put into."""
+    steps = [str(step.argval) for step in dis.get_instructions(code) if step.opname not in _BETWEEN]
+    pairs = list(itertools.pairwise(steps))
+    puts = {name for name, called in pairs if called in _PUTS}
+    return frozenset(name for name, called in pairs if called in _TAKES) - puts
+
+
+def _attributes(thing: Any) -> list[tuple[str, Any]]:
     try:
-        return list(object.__getattribute__(thing, "__dict__").values())
+        return list(object.__getattribute__(thing, "__dict__").items())
     except (AttributeError, TypeError):  # it has none, or is a class
         return []

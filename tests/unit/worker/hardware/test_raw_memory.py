@@ -5,11 +5,13 @@ from __future__ import annotations
 import array
 import ctypes
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from torchrelay.worker.hardware import raw_memory
 
@@ -63,11 +65,40 @@ def test_one_that_has_grown_is_cut() -> None:
     assert memory == b"abc"
 
 
-def test_of_a_block_that_is_shared(block: SharedMemory) -> None:
-    assert raw_memory.is_carried(block)
-    assert raw_memory.fill(block, b"x" * 16)
-    assert raw_memory.bytes_of(block)[:16] == b"x" * 16
-    assert not raw_memory.fill(block, b"x" * 15)
+def test_a_block_that_others_write_to_is_not_carried_but_seen(block: SharedMemory) -> None:
+    assert not raw_memory.is_carried(block)
+    before = raw_memory.digest(block)
+    assert block.buf is not None
+    block.buf[3] = 7
+    assert raw_memory.digest(block) != before
+
+
+def test_what_was_given_back_holds_nothing(block: SharedMemory) -> None:
+    view = memoryview(bytearray(8))
+    assert raw_memory.is_carried(view)
+    view.release()
+    assert not raw_memory.is_carried(view)
+    assert raw_memory.bytes_of(view) == b""
+    other = SharedMemory(block.name)
+    other.close()
+    assert raw_memory.digest(other) == ""
+
+
+@pytest.mark.parametrize("kind", ["view", "ctypes", "slice"])
+def test_nor_is_a_piece_of_a_tensor(kind: str) -> None:
+    array: Any = torch.zeros(8).numpy()
+    of: dict[str, Callable[[], Any]] = {"view": lambda: memoryview(array), "slice": lambda: memoryview(array[2:4])}
+    of["ctypes"] = lambda: (ctypes.c_float * 8).from_buffer(array)
+    assert not raw_memory.is_carried(of[kind]())
+    own: Any = np.zeros(8)
+    assert raw_memory.is_carried(memoryview(own[2:4]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shared"), [("bytearray", False), ("numbers", False), ("value", True), ("unlocked", True)]
+)
+def test_which_other_processes_may_write_to(kind: str, shared: bool) -> None:
+    assert raw_memory.is_shared(CARRIED[kind]) is shared
 
 
 @pytest.mark.parametrize(

@@ -112,3 +112,33 @@ def test_a_queue_that_is_ones_own_is_not_nor_one_that_a_thread_fills() -> None:
     assert not is_drained(filled)
     over.set()
     thread.join(10)
+
+
+class Fed:
+    """Logs are drained by its thread, which asks settings and fills another queue; what is made ready is one's own."""
+
+    def __init__(self) -> None:
+        self.lines: queue.Queue[int] = queue.Queue()
+        self.ready: queue.Queue[int] = queue.Queue()
+        self.filled: queue.Queue[int] = queue.Queue()
+        self.settings = {"most": 3}
+        self.busy, self.go_on = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self) -> None:
+        self.lines.get()
+        self.filled.put(self.settings.get("most") or 0)
+        self.busy.set()
+        self.go_on.wait()
+
+
+def test_other_queues_of_an_object_whose_thread_drains_one_are_not() -> None:
+    fed = Fed()
+    fed.lines.put(1)
+    assert fed.busy.wait(10)
+    assert is_drained(fed.lines)
+    assert not is_drained(fed.ready)
+    assert not is_drained(fed.filled)
+    fed.go_on.set()
+    fed.thread.join(10)

@@ -1,0 +1,266 @@
+"""What steps change before their update and after it; and what begins to change in the very step that is cut."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterator
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import pytest
+import torch
+
+from torchrelay.errors import RefusedError, UnprovedError
+from torchrelay.worker.hidden_state.hidden import Hidden
+from torchrelay.worker.hidden_state.signatures import FIRST
+from torchrelay.worker.parallel import of_state
+from torchrelay.worker.state.lent import parted
+from torchrelay.worker.tensors import absent
+
+pytestmark = pytest.mark.slow  # many walks
+CALLS = 14  # more than are looked at in any case
+
+
+@pytest.fixture(autouse=True)
+def none_refused() -> Iterator[None]:
+    absent._refused.clear()
+    of_state._free.clear()
+    yield
+    absent._refused.clear()
+
+
+class Trainer:
+    """A step in two parts: `before` the gate, and `after` it."""
+
+    def __init__(self, kept: Any, before: Callable[[Any], Any], after: Callable[[Any], Any] | None = None) -> None:
+        self.kept, self.before, self.after = kept, before, after
+
+    def change(self, how: Callable[[Any], Any] | None) -> None:
+        new = None if how is None else how(self.kept)
+        self.kept = self.kept if new is None else new
+
+
+class Life:
+    """Calls of a trainer's step."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.hidden, self.calls = trainer, Hidden(), 0
+        self.hidden.add(lambda: trainer.kept)
+
+    def call(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.enter()
+            self.pass_gate()
+            self.leave()
+
+    def enter(self) -> None:
+        self.hidden.mark()
+        self.calls += 1
+        self.hidden.look_entry(only_if_stirred=self.calls > FIRST)
+
+    def pass_gate(self) -> None:
+        self.trainer.change(self.trainer.before)
+        self.hidden.look_gate()
+        self.hidden.record()
+
+    def leave(self) -> None:
+        self.trainer.change(self.trainer.after)
+        self.hidden.look_return()
+
+
+TWICE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "number": (lambda: 0, lambda kept: kept + 1),
+    "list": (lambda: [], lambda kept: kept.append(1.0)),
+    "list anew": (lambda: [0.0], lambda kept: [*kept[-3:], kept[-1] + 1]),
+    "window": (lambda: deque([0.0], maxlen=3), lambda kept: kept.append(kept[-1] + 1)),
+    "dict": (lambda: {"a": 0}, lambda kept: kept.update(a=kept["a"] + 1)),
+    "tensor": (lambda: torch.zeros(2), lambda kept: kept.add_(1)),
+    "tensors": (lambda: [torch.zeros(2)], lambda kept: kept.__setitem__(0, kept[0].add_(1))),
+    "bytes": (lambda: bytearray(2), lambda kept: kept.__setitem__(0, kept[0] + 1)),
+}
+
+
+@pytest.mark.parametrize("since", [0, CALLS])
+@pytest.mark.parametrize("kind", TWICE)
+def test_what_changes_before_and_after_a_gate_is_told_of_both(kind: str, since: int) -> None:
+    make, change = TWICE[kind]
+    trainer = Trainer(make(), change)
+    life = Life(trainer)
+    life.call(since)
+    trainer.after = change
+    life.call(2)
+    assert life.hidden.late_paths
+    at_gate = life.hidden.late
+    life.call()
+    assert parted(life.hidden.late).keys() == parted(at_gate).keys()
+    assert life.hidden.late != at_gate
+
+
+def test_what_changes_before_it_only_is_told_at_the_gate_only() -> None:
+    life = Life(Trainer(0, lambda kept: kept + 1))
+    life.call(CALLS)
+    assert not life.hidden.late_paths
+
+
+def plus_one(kept: torch.Tensor) -> None:
+    with torch.no_grad():
+        kept += 1
+
+
+LATE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "tensor": (lambda: torch.zeros(2), lambda kept: kept.add_(1), torch.Tensor.tolist),
+    "expanded": (lambda: torch.zeros(1).expand(3), lambda kept: kept[:1].add_(1), torch.Tensor.tolist),
+    "trained": (lambda: torch.zeros(2, requires_grad=True), lambda kept: plus_one(kept), torch.Tensor.tolist),
+    "array": (lambda: torch.zeros(2).numpy().copy(), lambda kept: kept.__iadd__(1), lambda kept: kept.tolist()),
+    "bytes": (lambda: bytearray(2), lambda kept: kept.__setitem__(0, 1), bytes),
+    "number": (lambda: ctypes.c_int(0), lambda kept: setattr(kept, "value", 1), lambda kept: kept.value),
+}
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_what_a_cut_step_is_the_first_to_change_is_put_back(kind: str) -> None:
+    make, change, shown = LATE[kind]
+    trainer = Trainer(make(), lambda _: None)
+    life = Life(trainer)
+    life.call(CALLS)
+    before = shown(trainer.kept)
+    life.enter()
+    change(trainer.kept)
+    assert shown(trainer.kept) != before
+    life.hidden.rewind()
+    assert shown(trainer.kept) == before
+
+
+def test_a_large_tensor_is_not_and_so_refused() -> None:
+    trainer = Trainer(torch.zeros(8192), lambda _: None)
+    life = Life(trainer)
+    life.call(CALLS)
+    life.enter()
+    trainer.kept.add_(1)
+    with pytest.raises(UnprovedError, match="kept is changed where it lies"):
+        life.hidden.rewind()
+
+
+def test_nor_is_what_another_process_may_have_written() -> None:
+    stop = multiprocessing.Value("b", 0)
+    life = Life(Trainer(stop, lambda _: None))
+    life.call(CALLS)
+    life.enter()
+    stop.value = 1
+    with pytest.raises(UnprovedError, match="kept is changed where it lies"):
+        life.hidden.rewind()
+    assert stop.value == 1
+
+
+def test_memory_that_is_given_back_in_a_step_ends_nothing() -> None:
+    view = memoryview(bytearray(8))
+    life = Life(Trainer(view, lambda _: None))
+    life.call(2)
+    view.release()
+    life.call(CALLS)
+
+
+def test_nor_does_a_block_with_a_name() -> None:
+    block = SharedMemory(create=True, size=16)
+    try:
+        life = Life(Trainer(block, lambda _: None))
+        life.call(2)
+    finally:
+        block.close()
+        block.unlink()
+    life.call(CALLS)
+
+
+# ---------------------------------------------------------------- tensors trained by hand
+
+
+def trained(kept: torch.Tensor) -> None:
+    torch.autograd.backward(kept.sum())
+    with torch.no_grad():
+        assert kept.grad is not None
+        kept += kept.grad
+
+
+def cleared(kept: torch.Tensor) -> None:
+    trained(kept)
+    kept.grad = None
+
+
+def zeroed(kept: torch.Tensor) -> None:
+    trained(kept)
+    assert kept.grad is not None
+    kept.grad.zero_()
+
+
+def anew(kept: torch.Tensor) -> torch.Tensor:
+    return (kept + torch.autograd.grad(kept.sum(), kept)[0]).detach().requires_grad_()
+
+
+@pytest.mark.parametrize("step", [cleared, zeroed, anew])
+def test_a_tensor_trained_by_hand_is_carried_where_no_gradient_stays(step: Callable[[Any], Any]) -> None:
+    trainer = Trainer(torch.zeros(2, requires_grad=True), step)
+    life = Life(trainer)
+    life.call(5)
+    assert trainer.kept.tolist() == [5.0, 5.0]
+    other = Trainer(torch.zeros(2, requires_grad=True), step)
+    after = Life(other)
+    after.hidden.load(life.hidden.record())
+    assert other.kept.tolist() == [5.0, 5.0]
+    assert other.kept.requires_grad
+    assert other.kept.is_leaf
+    life.enter()
+    torch.autograd.backward(trainer.kept.sum())
+    life.hidden.rewind()
+    life.pass_gate()
+    life.leave()
+    assert trainer.kept.tolist() == [6.0, 6.0]
+
+
+def test_one_whose_gradient_stays_is_refused() -> None:
+    life = Life(Trainer(torch.zeros(2, requires_grad=True), trained))
+    with pytest.raises(RefusedError, match="kept requires a gradient"):
+        life.call(4)
+
+
+def test_later_on_at_a_fault_only() -> None:
+    trainer = Trainer(torch.zeros(2, requires_grad=True), lambda _: None)
+    life = Life(trainer)
+    life.call(20)
+    trainer.before = trained
+    life.call(4)
+    life.enter()
+    with pytest.raises(UnprovedError, match="kept requires a gradient"):
+        life.hidden.rewind()
+
+
+def test_of_one_made_anew_whose_gradient_stays_nothing_is_told() -> None:
+    def step(_: torch.Tensor) -> torch.Tensor:
+        new = torch.ones(2, requires_grad=True)
+        torch.autograd.backward(new.sum())
+        return new
+
+    trainer = Trainer(torch.zeros(2, requires_grad=True), step)
+    life = Life(trainer)
+    life.call(CALLS)
+    other = Trainer(torch.zeros(2, requires_grad=True), step)
+    after = Life(other)
+    after.hidden.load(life.hidden.record())
+    assert absent.is_absent(other.kept)
+
+
+ODD: dict[str, Callable[[], torch.Tensor]] = {
+    "sparse": lambda: torch.eye(2).to_sparse(),
+    "csr": lambda: torch.eye(2).to_sparse_csr(),
+    "meta": lambda: torch.zeros(2, device="meta"),
+    "conjugated": lambda: torch.zeros(2, dtype=torch.complex64).conj(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ODD)
+def test_a_small_tensor_of_another_kind_that_is_made_anew_ends_nothing_without_a_fault(kind: str) -> None:
+    life = Life(Trainer(ODD[kind](), lambda _: ODD[kind]()))
+    life.call(CALLS)
