@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import torchrelay
 from casework import MODE, Pairs, net, note, note_end, pace, strike
 
-LATE = 18
+LATE = 14
 
 
 class Trainer:
