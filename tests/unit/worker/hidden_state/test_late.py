@@ -157,20 +157,36 @@ def test_nor_is_what_another_process_may_have_written() -> None:
 def test_memory_that_is_given_back_in_a_step_ends_nothing() -> None:
     view = memoryview(bytearray(8))
     life = Life(Trainer(view, lambda _: None))
-    life.call(2)
-    view.release()
     life.call(CALLS)
+    life.enter()
+    view.release()
+    life.pass_gate()
+    life.leave()
+    life.call()
+
+
+def test_but_a_step_that_has_done_so_is_not_made_again() -> None:
+    view = memoryview(bytearray(8))
+    life = Life(Trainer(view, lambda _: None))
+    life.call(CALLS)
+    life.enter()
+    view.release()
+    with pytest.raises(UnprovedError, match="kept is changed where it lies"):
+        life.hidden.rewind()
 
 
 def test_nor_does_a_block_with_a_name() -> None:
     block = SharedMemory(create=True, size=16)
     try:
         life = Life(Trainer(block, lambda _: None))
-        life.call(2)
+        life.call(CALLS)
+        life.enter()
     finally:
         block.close()
         block.unlink()
-    life.call(CALLS)
+    life.pass_gate()
+    life.leave()
+    life.call()
 
 
 # ---------------------------------------------------------------- tensors trained by hand
