@@ -201,8 +201,8 @@ PROOFS = (
     ),
     Mutant(
         "looks: none when a call has returned", "worker/hidden_state/hidden.py",
-        "        if self._looking or self._has_changed():\n            changed",
-        "        if False:\n            changed",
+        "        if self._looking or self._has_changed():\n            self._note",
+        "        if False:\n            self._note",
         ("tests/unit/worker/state/test_lent.py",),
     ),
     Mutant(
@@ -217,7 +217,7 @@ PROOFS = (
     ),
     Mutant(
         "looks: gradients of tensors trained by hand stay as a cut step has left them", "worker/hidden_state/hidden.py",
-        "        self.state.by_hand.rewind()\n", "", ("tests/unit/worker/hidden_state/test_late.py",),
+        "        self._by_hand.rewind()\n", "", ("tests/unit/worker/hidden_state/test_by_hand.py",),
     ),
     Mutant(
         "looks: what other processes write is put back over it", "worker/hidden_state/still.py",
@@ -312,7 +312,7 @@ PROOFS = (
     ),
     Mutant(
         "kept: large state is put up with by those that live", "worker/hidden_state/hidden.py",
-        "        absent.refuse_lacking(self.state.lacking, when=(absent.LARGE, absent.LIBRARY, absent.FREE))\n", "",
+        "        absent.refuse_lacking(self.state.lacking, when=(absent.LARGE, absent.LIBRARY))\n", "",
         (PLACES,),
     ),
     Mutant(

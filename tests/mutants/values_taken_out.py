@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+BY_HAND = "tests/unit/worker/hidden_state/test_by_hand.py"
 SAVED_ALIKE = "tests/jobs/test_case_saved.py::test_it_is_as_undisturbed"
 SAVED = "tests/jobs/test_case_saved.py::test_what_nobody_can_tell_is_refused"
 LYING = "tests/process/test_lying_gradients.py"
@@ -103,9 +104,29 @@ VALUES = (
         (f"{ELSEWHERE}::test_it_is_carried[shared]",),
     ),
     Mutant(
-        "odd: a tensor that is trained by hand is let be", "worker/hidden_state/moving.py",
-        "absent.note_free(path, self.lacking, early=early)", "pass",
-        ("tests/unit/worker/hidden_state/test_late.py",),
+        "odd: the gradient of a tensor that is trained by hand is not told", "worker/tensors/by_hand.py",
+        "        for path, tensor in self._there() if self._places else ():\n            gradient, how",
+        "        for path, tensor in ():\n            gradient, how", (BY_HAND,),
+    ),
+    Mutant(
+        "odd: a gradient that is not here may be read", "worker/tensors/by_hand.py",
+        "            if is_read and name", "            if False and name", (BY_HAND,),
+    ),
+    Mutant(
+        "odd: at a gate a gradient is taken to stay as it is", "worker/tensors/by_hand.py",
+        "            if self._at_gate is not None and how != {_SAME}:\n", "            if False:\n", (BY_HAND,),
+    ),
+    Mutant(
+        "odd: what gives way to another tensor between calls is forgotten", "worker/hidden_state/moving.py",
+        '(in_call or now[path][0] == "tensor")', "in_call", (BY_HAND,),
+    ),
+    Mutant(
+        "odd: a parameter of the script's own is not watched", "worker/hidden_state/still.py",
+        "(type(value) is torch.nn.Parameter and of_state.is_free(value))", "False", (BY_HAND,),
+    ),
+    Mutant(
+        "odd: equal values are the same", "worker/hidden_state/told.py",
+        "bytes(value) for path, value, *_ in _parted(one)", "value for path, value, *_ in decode(one)", (BY_HAND,),
     ),
     Mutant(
         "odd: a sparse tensor is asked where it lies", "worker/tensors/memory.py",
@@ -416,7 +437,7 @@ VALUES = (
     ),
     Mutant(
         "untold: nothing stands for it", "worker/hidden_state/moving.py",
-        "            if in_call:\n", "        if False:\n", (UNTOLD,),
+        "            self._note_untold([(path,", "            list([(path,", (UNTOLD,),
     ),
     Mutant(
         "untold: a call that is made again finds what the cut one has left", "worker/hidden_state/hidden.py",

@@ -18,8 +18,7 @@ from torchrelay.protocol.messages.ids import Generation, Point, Rank
 from torchrelay.protocol.messages.orders import Source
 from torchrelay.wire.trust import trust
 from torchrelay.worker.state.state import State
-from torchrelay.worker.tensors import slices
-from torchrelay.worker.transfer import gathering, stream, transfer
+from torchrelay.worker.transfer import gathering, slices, stream, transfer
 from torchrelay.worker.transfer.gathering import spread
 from torchrelay.worker.transfer.transfer import Cancel, Received, StateServer, TransferCancelled, TransferFailed
 

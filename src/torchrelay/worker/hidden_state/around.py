@@ -34,11 +34,10 @@ from torchrelay.worker.hidden_state.graph import (
     variables_of,
 )
 from torchrelay.worker.hidden_state.leaves import NamedLeaf, is_value
-from torchrelay.worker.parallel.of_state import is_free
 from torchrelay.worker.parallel.shards import is_shard
 from torchrelay.worker.source.lines import is_library, is_of_the_script
 from torchrelay.worker.source.names import asked_for, attributes_set, functions_in
-from torchrelay.worker.tensors import absent, memory
+from torchrelay.worker.tensors import memory
 from torchrelay.worker.tensors.entries import entries_of, items_of
 
 MAX_FUNCTIONS = 4096
@@ -403,64 +402,3 @@ def _inside(value: Any) -> list[tuple[str, Any]]:
     if is_of_the_script(type(value)):
         return [(f".{name}", one) for name, one in list((graph.attributes_of(value) or {}).items())]
     return []
-
-
-# ---------------------------------------------------------------- tensors trained by hand
-
-
-class ByHand:
-    """Gradients of the tensors that a script trains by hand.
-
-    Where there is none between two calls, nothing is lost with a worker. One that stays is not carried.
-    """
-
-    def __init__(self) -> None:
-        self._leaves: list[Leaf] = []
-        self._all_known = True
-        self._entry: list[tuple[str, Any, torch.Tensor | None, torch.Tensor | None, int]] = []
-        self._before: dict[str, tuple[int, int, int]] = {}
-
-    def know(self, leaves: Iterable[Leaf]) -> None:
-        """All that was seen. Which of them are of the state is asked later: on a replacement it is not here yet."""
-        tensors = (leaf for leaf in leaves if type(leaf.value) in (torch.Tensor, torch.nn.Parameter))
-        self._leaves = [leaf for leaf in tensors if leaf.value.requires_grad and leaf.value.is_leaf]
-        self._all_known = not self._leaves
-
-    def enter(self) -> list[tuple[str, bool]]:
-        """A call begins. Returns where a gradient lies that did not at the entry before, and is not of zeros.
-
-        With each, whether it is that of the tensor that was there then.
-        """
-        if not self._all_known:
-            there = ((leaf, leaf.read()) for leaf in self._leaves)
-            self._leaves = [leaf for leaf, tensor in there if isinstance(tensor, torch.Tensor) and is_free(tensor)]
-            self._all_known = True
-        self._entry = []
-        found, before, self._before = [], self._before, {}
-        for leaf in self._leaves:
-            tensor = leaf.read()
-            if not isinstance(tensor, torch.Tensor) or not is_free(tensor):
-                continue
-            gradient = tensor.grad
-            version = 0 if gradient is None else memory.version_of(gradient)
-            self._before[leaf.path] = now = (id(tensor), id(gradient), version)
-            copy = None
-            if gradient is not None and memory.is_held(gradient) and gradient.nbytes <= memory.SMALL:
-                copy = gradient.clone()
-            self._entry.append((leaf.path, weakref.ref(tensor), gradient, copy, version))
-            is_new = before.get(leaf.path, now) != now and gradient is not None
-            if is_new and (copy is None or bool(copy.count_nonzero())):
-                found.append((leaf.path, before[leaf.path][0] == now[0]))
-        return found
-
-    def rewind(self) -> None:
-        """Put them back, as they were when the call began. Raises `UnprovedError` for a large one that has changed."""
-        for path, reference, gradient, copy, version in self._entry:
-            tensor = reference()
-            if tensor is None:
-                continue
-            tensor.grad = gradient
-            if gradient is None or memory.version_of(gradient) == version:
-                continue
-            if copy is None or not memory.fill(gradient, copy):
-                raise absent.in_place(f"{path}.grad")

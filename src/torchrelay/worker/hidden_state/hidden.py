@@ -30,6 +30,7 @@ from torchrelay.worker.hidden_state.still import Still
 from torchrelay.worker.hidden_state.told import FRAME, There, differing, put_back
 from torchrelay.worker.parallel.of_state import is_told
 from torchrelay.worker.tensors import absent
+from torchrelay.worker.tensors.by_hand import ByHand
 
 EARLY = 10  # calls in which a script is refused for what a fault would need
 SHARE = 500  # a further one only if so many times as long has passed as it takes
@@ -46,6 +47,7 @@ class HiddenRecord(Struct, array_like=True):
     lacking: dict[str, str] = {}  # what changes and cannot be told, see `absent`
     untold: list[str] = []  # what calls replace, and is not told: nothing is there until a call has replaced it
     ready: dict[str, bytes] = {}  # objects of libraries that have changed once, see `Inside`
+    gradients: dict[str, bytes] = {}  # of tensors trained by hand, see `by_hand`
 
 
 _decode = msgspec.msgpack.Decoder(HiddenRecord).decode
@@ -182,6 +184,7 @@ class Hidden:
         given = {id(thing) for _, thing in self._roots}
         others = [thing for thing in carried if id(thing) not in given]
         self._functions: list[Any] = []
+        self._by_hand = ByHand()
         self.state = Moving(
             lambda: self._roots,
             functions=_Called(self._roots, self._functions),
@@ -190,20 +193,19 @@ class Hidden:
             limit=STATE_LEAVES,
             variables=variables.objects,
             known=tuple if known is None else known,
+            by_hand=self._by_hand,
         )
         self._outsiders = None if known is None or quiet else Outsiders(self._around, known)
         self._made: dict[str, int] = {}  # how many objects of this name there were
         self._waiting: list[tuple[str, bytes]] = []  # told of objects that the script has not come to yet
         self.late_paths: dict[str, None] = {}  # what updates change: seen to change after the gate of a call
         self._looks = Budget()
-        self._calls = 0
-        self._calm = True  # no call has begun yet
-        self._looking = False  # the call under way is looked at
+        self._calls, self._calm = 0, True  # calm: no call has begun yet
+        self._looking = self._look_next = False  # at the call under way, and at the next one
         self._before = b""
         self._still: Still = self.state.still  # as it was found before the call under way
         self._remembered: list[Any] = []
         self._there: list[There] = []  # what is not told, as it was at the entry
-        self._look_next = False
         self._touched: list[tuple[Seen, bytes]] = []
         self._loaded = False
         self._known_of: Any = None  # what the two below were made of
@@ -217,15 +219,14 @@ class Hidden:
 
     def _of_loops(self) -> list[Any]:
         """What libraries have made and tracked loops go through: a data set that streams tells itself where it is."""
-        found = (reference() for reference, _ in list(self._seen.values()))
-        return [thing for thing in found if is_of_library(type(thing))]
+        return [thing for reference, _ in list(self._seen.values()) if is_of_library(type(thing := reference()))]
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to tell: asked twice in every call."""
         state = self.state
-        told = state.kept or state.lacking or self._waiting or len(state.untold) or state.inside.ready
-        return not (told or any(one.moving.kept for _, one in list(self._seen.values())))
+        told = (state.kept, state.lacking, self._waiting, len(state.untold), state.inside.ready, self._by_hand)
+        return not (any(told) or any(one.moving.kept for _, one in list(self._seen.values())))
 
     def carries(self, holder: Any, name: str, value: Any) -> bool:
         """Whether a replacement gets what stands here under this name, or what this value holds."""
@@ -280,14 +281,11 @@ class Hidden:
     def mark(self) -> None:
         """At the entry of a call: what is known to move is put back if it is redone. Raises `RefusedError`."""
         absent.check()
-        self.state.enter(early=self._calls <= EARLY)
         if self._outsiders is not None and self._outsiders.stirred:
             self._look_outside()
         self._before = self.state.mark() if self.state.kept else b""
         self._there = self.state.untold.here()
-        self._remembered = []
-        self._touched = []
-        self._looking = False
+        self._remembered, self._touched, self._looking = [], [], False
         self._enter()
 
     def remember(self) -> None:
@@ -308,7 +306,6 @@ class Hidden:
             return
         self._calm, self._looking, self._look_next = False, True, False
         self.state.untold.enter()
-        self.state.enter(early=self._calls <= EARLY)
         self._before = self.state.mark() if self.state.kept else b""
         self._remembered = self.state.remember()
         self._enter()
@@ -321,10 +318,20 @@ class Hidden:
         self._still = self.state.still
         self._still.enter()
         self.state.inside.enter()
+        self._by_hand.enter()
 
     def _look(self) -> None:
         self._look_outside()
-        self.state.look()
+        self._look_state()
+
+    def _look_state(self, *, in_call: bool = False) -> list[str]:
+        untold = self.state.untold
+        known = len(untold.paths)
+        changed = self.state.look(in_call=in_call)
+        for path in list(untold.paths)[known:]:
+            if is_told(path, self._roots):
+                del untold.paths[path]
+        return changed
 
     def _look_outside(self) -> None:
         """Raises `RefusedError` in the first calls. Later a job is not ended for what no fault may ever ask for."""
@@ -341,17 +348,18 @@ class Hidden:
         if self._looking or self.state.still.has_stirred() or self.state.inside.has_stirred():
             self._look_in_call()
         self.state.inside.pass_gate()
+        self._by_hand.pass_gate()
         self._at_gate, self._at_a_gate = None, True
 
     def look_return(self) -> None:
         """When it has returned: what has changed since the gate is lost if the process dies in between."""
         if self._looking or self._has_changed():
-            changed = self._look_in_call()
+            self._note_late(self._look_in_call())
             self.state.untold.paths.update(dict.fromkeys(self.state.inside.leave()))
-            self._note_late(changed)
             self._looking = False
         if self._at_gate is not None and self._at_gate != (now := self.now()):
             self._note_late(differing(self._at_gate, now, kept=self.state.kept))
+        self._by_hand.leave()
         self.late = self.state.record(only=self.late_paths)
 
     def _note_late(self, paths: Iterable[str]) -> None:
@@ -365,25 +373,20 @@ class Hidden:
 
     def _look_in_call(self) -> list[str]:
         """What is another one than at the entry counts only if that was looked at."""
-        untold = self.state.untold
-        known = len(untold.paths)
-        changed: list[str] = self._looks.spend(lambda: self.state.look(in_call=self._looking))
-        for path in list(untold.paths)[known:]:
-            if is_told(path, self._roots):
-                del untold.paths[path]
-        self._look_next = not self._looking or bool(untold.young)
+        changed: list[str] = self._looks.spend(lambda: self._look_state(in_call=self._looking))
+        self._look_next = not self._looking or bool(self.state.untold.young)
         return changed
 
     def rewind(self) -> None:
         """Put back all as it was at the entry of the call. May be done twice. Raises `UnprovedError`."""
-        absent.refuse_lacking(self.state.lacking, when=(absent.LARGE, absent.LIBRARY, absent.FREE))
+        absent.refuse_lacking(self.state.lacking, when=(absent.LARGE, absent.LIBRARY))
         self.state.inside.rewind(self.state.leaves())
         for there in self._there:
             there.put_back()
         put_back(self._remembered)
         self._still.rewind()
         self.state.put(self._before, again=True)
-        self.state.by_hand.rewind()
+        self._by_hand.rewind()
         for part, told in self._touched:
             part.moving.put(told, again=True)
 
@@ -402,9 +405,9 @@ class Hidden:
                 resting.append((one.name, one.moving.record()))
                 if self._made[one.name] > 1:
                     resting.append((one.name, b""))  # which of them it is cannot be told by the name
-        state, parts = self.state, [*resting, *self._waiting]
-        untold = [path for path in state.untold.all() if path not in state.kept]
-        told = HiddenRecord(found, parts, list(self.late_paths), state.lacking, untold, state.inside.ready)
+        state, parts, late = self.state, [*resting, *self._waiting], list(self.late_paths)
+        untold, ready = [path for path in state.untold.all() if path not in state.kept], state.inside.ready
+        told = HiddenRecord(found, parts, late, state.lacking, untold, ready, self._by_hand.tell())
         return msgspec.msgpack.encode(told)
 
     def now(self) -> bytes:
@@ -417,14 +420,14 @@ class Hidden:
 
     def load(self, data: bytes) -> None:
         """Take that of this rank's last holder. Raises `StateMismatchError`."""
-        self._loaded = True
-        self._calls = EARLY
+        self._loaded, self._calls = True, EARLY
         if not data:
             return
         told = _decode(data)
         absent.refuse_lacking(told.lacking)
         self.state.put(told.state)
         self.state.put_absent(told.untold)
+        self.state.put_gradients(told.gradients)
         self.state.inside.expect(told.ready)
         self.late_paths = dict.fromkeys(told.late)
         self._waiting = list(told.resting)

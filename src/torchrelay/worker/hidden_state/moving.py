@@ -25,16 +25,17 @@ import torch
 
 from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.worker.hidden_state import doers, generators, graph, made, signatures, still, told, variables
-from torchrelay.worker.hidden_state.around import ByHand, variables_around
+from torchrelay.worker.hidden_state.around import variables_around
 from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, STANDS, VARIABLE, Leaf, Walk
 from torchrelay.worker.hidden_state.leaves import Named, NamedLeaf, Within
 from torchrelay.worker.hidden_state.made import Filled, are_same, holds_objects, only_grew
-from torchrelay.worker.hidden_state.signatures import EACH, SMALL, Inside, is_moved, is_small, signature_of
+from torchrelay.worker.hidden_state.signatures import EACH, SMALL, Inside, is_small, signature_of
 from torchrelay.worker.hidden_state.still import Still
 from torchrelay.worker.parallel import of_state
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import absent, memory, values
 from torchrelay.worker.tensors.absent import GROWS, ITERATOR, LARGE, OBJECTS
+from torchrelay.worker.tensors.by_hand import ByHand, take_gradient
 
 LIMIT = 48 << 10  # bytes of all that is kept of one object
 
@@ -59,6 +60,7 @@ class Moving:
         quiet: bool = False,
         limit: int = graph.MAX_LEAVES,
         known: Callable[[], Iterable[Any]] = tuple,
+        by_hand: ByHand | None = None,
     ) -> None:
         """`roots`: the objects, with their names. `passed`: objects that others look at. `orders`: of the data.
         `rows`: those that only grow are no histories, but what is left over for the next item.
@@ -66,19 +68,16 @@ class Moving:
         `functions`: what they use from around them is looked at, too; then of objects only the script's own.
         `variables`: of functions that are under way; a replacement may not have come to them yet.
         """
-        self._roots = roots
-        self._passed = passed
-        self._functions = functions
-        self._variables = variables
+        self._roots, self._passed = roots, passed
+        self._functions, self._variables = functions, variables
         self._orders, self._rows_count = orders, rows
-        self._quiet, self._known = quiet, known
-        self._limit = limit
+        self._quiet, self._known, self._limit = quiet, known, limit
         self.kept: dict[str, Leaf] = {}
         self._noted: set[str] = set()  # paths that were seen to change once
         self._unsure: set[str] = set()  # of those, the ones that count if they change once more
         self._restless: dict[Any, int] = {}
         self.still = Still()
-        self.by_hand = ByHand()
+        self._by_hand = None if quiet else by_hand
         self._met: set[str] = set()  # paths of objects and containers at the last look
         self._walk = self._go()
         self._seen: dict[str, Any] = {}
@@ -119,9 +118,9 @@ class Moving:
         if self._functions is not None:
             inside, untold = self.inside.note(before, now, self._walk.leaves, self.lacking)
             self.untold.paths.update(dict.fromkeys(untold))
-            if in_call:
-                passed = inside.union(self.kept)
-                self._note_untold([(path, told.before(before, path)) for path in changed if path not in passed])
+            passed = inside.union(self.kept)
+            new = [path for path in changed if (in_call or now[path][0] == "tensor") and path not in passed]
+            self._note_untold([(path, told.before(before, path)) for path in new])  # between calls, of tensors only
         self._looks += 1
         self.kept = {path: self._walk.leaves.get(path, leaf) for path, leaf in self.kept.items()}
         self._noted.update(set(changed) - self._unsure)
@@ -187,7 +186,8 @@ class Moving:
         for path, leaf in self.kept.items():
             if self._walk.leaves.get(path) is leaf:
                 leaf.remember_way(self._walk.parents, variables.finder(path))
-        self.by_hand.know(self._walk.leaves.values())
+        if self._by_hand is not None:
+            self._by_hand.know(self._walk.leaves.values())
         if self._functions is not None:
             self.still = still.found(self._walk, self.kept, self._noted, self._restless)
         self._met = {*self._walk.holders, *self._walk.opened}
@@ -218,7 +218,7 @@ class Moving:
         if kind in _NO_VALUES or path in self.kept:
             self._check_iterator(path, before)
             return False
-        if isinstance(leaf.value, torch.Tensor) and not self._may_be_told(path, leaf.value, before):
+        if isinstance(leaf.value, torch.Tensor) and not self._may_be_told(leaf.value):
             return False
         if only_grew(before, self._seen[path]) and not self._may_be_counted(leaf.value):
             return False
@@ -242,26 +242,13 @@ class Moving:
         self.kept[path] = leaf
         return True
 
-    def _may_be_told(self, path: str, tensor: torch.Tensor, before: Any) -> bool:
-        """Not what has no plain memory; of what is trained by hand the very tensor, or a small one in its place."""
-        if not of_state.is_free(tensor):
-            return memory.refusal(tensor) is None
-        may_be = type(tensor) is torch.Tensor and signatures.size_of(tensor) <= EACH
-        return not self._quiet and (may_be or is_moved(tensor, before, self._seen[path]))
-
-    def enter(self, *, early: bool) -> None:
-        """A call begins. Raises `RefusedError` if it is an `early` one, for a gradient that stays: see `ByHand`."""
-        for path, is_same in self.by_hand.enter():
-            if self._quiet or of_state.is_told(path, self._roots()):
-                continue
-            if is_same:
-                absent.note_free(path, self.lacking, early=early)
-            elif self.kept.pop(path, None) is not None:
-                self.untold.find(self._walk.leaves, path)
+    def _may_be_told(self, tensor: torch.Tensor) -> bool:
+        """Not what has no plain memory; what is trained by hand only if no function of the script's may tell it."""
+        return memory.refusal(tensor) is None and not (self._quiet and of_state.is_free(tensor))
 
     def _is_no_cache(self, leaf: Leaf) -> bool:
         """Whether steps keep it in a row, or it is as small as a loss: what is filled but once does no harm."""
-        few = type(leaf.value) is torch.Tensor and leaf.value.numel() <= SMALL
+        few = type(leaf.value) in (torch.Tensor, torch.nn.Parameter) and leaf.value.numel() <= SMALL
         return self._functions is not None and (few or type(leaf.name) is Within or type(leaf.holder) is list)
 
     def _may_be_counted(self, value: Any) -> bool:
@@ -453,6 +440,17 @@ class Moving:
         self.untold.find(self._walk.leaves | self._walk.opened)
         self._let_go()
 
+    def put_gradients(self, told_of: dict[str, bytes]) -> None:
+        """Those of tensors trained by hand. Raises `UnprovedError` where there is no such tensor."""
+        self._walk = self._go() if told_of else self._walk
+        for path, gradient in told_of.items():
+            tensor = None if (leaf := self._leaf(path)) is None else leaf.read()
+            if isinstance(tensor, torch.Tensor):
+                take_gradient(tensor, gradient, path)
+            elif not absent.is_absent(tensor) and not (path.startswith(VARIABLE) or variables.is_yet_to_be_made(path)):
+                raise absent.refusal(path)
+        self._let_go()
+
     def _put_each(self, entries: Iterable[tuple[str, Any, bool, bool]], *, again: bool, lenient: bool) -> None:
         for path, value, encoded, moved in entries:
             leaf = self._leaf(path)
@@ -461,7 +459,9 @@ class Moving:
                     continue
                 no_value = path.endswith(STANDS) or self._functions is None or again
                 if no_value or not told.put_absent(path, self._leaf):
-                    raise StateMismatchError(told.nowhere(path))
+                    raise StateMismatchError(
+                        absent.nowhere(path.removesuffix(STANDS), is_function=path.endswith(STANDS))
+                    )
                 self.untold.paths[path] = None
                 continue
             if moved:

@@ -78,12 +78,6 @@ def _of_tensor(value: torch.Tensor) -> tuple[Any, ...] | None:
     return (id(value), version_of(value)) if moved_by_hand else None
 
 
-def is_moved(value: Any, before: Any, now: tuple[str, Any]) -> bool:
-    """Whether it is a tensor that is trained by hand, and the same one as at the look before."""
-    told = before is not MISSING and before[0] == now[0] == "tensor" and before[1][0] == now[1][0]
-    return bool(told and isinstance(value, torch.Tensor) and is_free(value))
-
-
 def glance(value: Any, place: object, *, entries_by_ids: bool = False) -> str:
     """What tells whether a value is another one, in next to no time. `place`: where it is, one and the same each time.
 
@@ -198,7 +192,7 @@ def size_of(value: Any) -> int:
     if graph.is_generator(value):
         return 0
     kind = type(value)
-    if kind is torch.Tensor or kind is np.ndarray:
+    if kind in (torch.Tensor, torch.nn.Parameter) or kind is np.ndarray:
         return int(value.size * value.itemsize if kind is np.ndarray else value.numel() * value.element_size())
     if raw_memory.is_carried(value):
         return raw_memory.size_of(value)

@@ -29,7 +29,7 @@ from torchrelay.worker.hidden_state.doers import is_function, name_of
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf
 from torchrelay.worker.hidden_state.leaves import Named, NamedLeaf, Within
 from torchrelay.worker.hidden_state.made import Filled
-from torchrelay.worker.hidden_state.signatures import LARGEST, SMALL
+from torchrelay.worker.hidden_state.signatures import EACH, LARGEST, SMALL
 from torchrelay.worker.parallel import of_state
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import absent, memory
@@ -344,7 +344,7 @@ def is_glanced_at(value: Any) -> bool:
         return len(value) <= ENTRIES and _is_plain(value)
     if graph.is_own(value):
         return len(value) <= ENTRIES and all(graph.is_plain(entry) for _, entry in made.pairs(value))
-    return type(value) is torch.Tensor or graph.is_generator(value)
+    return _is_tensor(value) or graph.is_generator(value)
 
 
 def _is_plain(value: Any) -> bool:
@@ -354,8 +354,13 @@ def _is_plain(value: Any) -> bool:
     return all(map(graph.is_plain, entries)) and all(type(key) in graph.PLAIN or isinstance(key, Enum) for key in keys)
 
 
+def _is_tensor(value: Any) -> bool:
+    """Whether it is one whose memory may be written to; not a parameter that comes with the state."""
+    return type(value) is torch.Tensor or (type(value) is torch.nn.Parameter and of_state.is_free(value))
+
+
 def _glance(value: Any) -> Any:
-    if type(value) is torch.Tensor:
+    if isinstance(value, torch.Tensor):
         return memory.version_of(value)
     if type(value) is np.ndarray:
         return value.tobytes()
@@ -376,8 +381,13 @@ def _glance(value: Any) -> Any:
 
 def _copy(value: Any) -> torch.Tensor | None:
     """Of a small tensor, whose glance does not tell what is in it."""
-    is_held = type(value) is torch.Tensor and value.grad_fn is None and memory.is_dense(value) and memory.is_near(value)
-    return value.detach().clone() if is_held and value.nbytes <= BYTES and not value.is_inference() else None
+    if not _is_tensor(value) or value.grad_fn is not None or not (memory.is_dense(value) and memory.is_near(value)):
+        return None
+    if value.nbytes > EACH or value.is_inference():
+        return None
+    memory.settle(value)
+    found: torch.Tensor = value.detach().clone()
+    return found
 
 
 def _put_tensor(thing: torch.Tensor, version: int, copied: torch.Tensor | None) -> bool:

@@ -30,13 +30,16 @@ from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 from torchrelay.worker.tensors.memory import version_of
 
 _COUNT = "itertools.count"
-_REPLACED, _TRAINED = "torchrelay replaced", "torchrelay trained"  # the latter requires a gradient
+# In the place of what was there at first: a tensor, one that requires a gradient, a parameter.
+_REPLACED, _TRAINED, _PARAMETER = "torchrelay replaced", "torchrelay trained", "torchrelay parameter"
+_TRAINS = "torchrelay trains"  # it is the tensor of the start, and requires a gradient
 SAME = "torchrelay same"  # as the tensor at another path
 _ENTRIES, _BUFFER = "torchrelay entries", "torchrelay buffer"
 
 
 # Path, value, whether it is encoded, whether it was seen to move.
 decode = msgspec.msgpack.Decoder(list[tuple[str, Any, bool, bool]]).decode
+_parted = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw, bool, bool]]).decode
 
 
 def put_back(remembered: list[tuple[Leaf, Any, Any]]) -> None:
@@ -56,7 +59,8 @@ def put_back(remembered: list[tuple[Leaf, Any, Any]]) -> None:
 def remembered(leaves: Iterable[Leaf]) -> list[tuple[Leaf, Any, Any]]:
     """Copies of what is small, and references to what else steps may replace."""
     here = list(leaves)
-    found = [(leaf, copied(leaf.value), reference(leaf.value)) for leaf in here if is_small(leaf.value)]
+    small = [leaf for leaf in here if is_small(leaf.value) and not raw_memory.is_shared(leaf.value)]
+    found = [(leaf, copied(leaf.value), _way_back(leaf.value)) for leaf in small]
     large = [leaf for leaf in here if leaf.holder is not None and _may_be_replaced(leaf.value)]
     return [*found, *((leaf, leaf.value, None) for leaf in large)]
 
@@ -64,6 +68,11 @@ def remembered(leaves: Iterable[Leaf]) -> list[tuple[Leaf, Any, Any]]:
 def reference(value: Any) -> Any:
     """What finds this very tensor again as long as there is one; None for anything else."""
     return weakref.ref(value) if type(value) in (torch.Tensor, np.ndarray) else None
+
+
+def _way_back(value: Any) -> Any:
+    """The same for a call; of memory that is carried, too."""
+    return (lambda: value) if raw_memory.is_carried(value) else reference(value)
 
 
 def bring_back(leaf: Leaf, to: Any) -> bool:
@@ -120,9 +129,10 @@ def tell(path: str, value: Any, *, replaced: bool = False) -> bytes:
     try:
         if isinstance(value, torch.Tensor):
             memory.settle(value)
-        if replaced:
-            trained = isinstance(value, torch.Tensor) and value.requires_grad
-            return values.encode([_TRAINED if trained else _REPLACED, value], path)
+        trained = isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+        if replaced or trained:
+            kind = (_PARAMETER if isinstance(value, torch.nn.Parameter) else _TRAINED) if trained else _REPLACED
+            return values.encode([kind if replaced else _TRAINS, value], path)
         found = made.tell(value, LARGEST) if made.is_made(value) else value
         return values.encode([generators.kind_of(value), generators.state_of(value)] if generator else [found], path)
     except TypeError as error:
@@ -183,23 +193,9 @@ def places_of(known: Iterable[Any]) -> set[Any]:
     return {memory.place(each) for each in found if isinstance(each, torch.Tensor)}
 
 
-def nowhere(path: str) -> str:
-    """Of something that a replacement does not have."""
-    if path.endswith(STANDS):
-        return (
-            f"{path.removesuffix(STANDS)} is another function, class or module than at the start, and the worker that "
-            "takes over cannot have it: it has no name by which it is found, or holds more than numbers and texts. "
-            "Write it as a function of a module (no lambda), or choose by a number: a flag, an epoch"
-        )
-    return (
-        f"{path} has changed in the course of the training, and there is nothing of this name or kind in the worker "
-        "that takes over: let every rank build the same objects before its first loop or call"
-    )
-
-
 def differing(*records: bytes, kept: Collection[str]) -> set[str]:
     """Paths of what is kept, of which two records tell different things; of a row all its entries."""
-    before, after = ({path: value for path, value, *_ in decode(one)} if one else {} for one in records)
+    before, after = ({path: bytes(value) for path, value, *_ in _parted(one)} if one else {} for one in records)
     found = {path for path in before.keys() | after.keys() if before.get(path, MISSING) != after.get(path, MISSING)}
     others = [path.removesuffix(FRAME) for path in found if path not in kept]
     rows = tuple(f"{path.rpartition('[')[0] if path.endswith(']') else path}[" for path in others)
@@ -227,9 +223,11 @@ def take(leaf: Leaf, told: Any, *, in_place: bool | None = None) -> bool:
     `in_place`: whether the tensor that is there is the one of which it was told, and is written to. Any other may be
     known elsewhere as something else: a row of a table. None: it is if the tensor of the start was never replaced.
     """
-    replaced = type(told) is list and len(told) == 2 and type(told[0]) is str and told[0] in (_REPLACED, _TRAINED)
-    if replaced:
-        told = [told[1].requires_grad_() if told[0] == _TRAINED else told[1]]
+    kind = told[0] if type(told) is list and len(told) == 2 and type(told[0]) is str else ""
+    replaced = kind in (_REPLACED, _TRAINED, _PARAMETER)
+    if replaced or kind == _TRAINS:
+        value = told[1] if kind == _REPLACED else told[1].requires_grad_()
+        told = [torch.nn.Parameter(value) if kind == _PARAMETER else value]
     is_tensor = type(told) is list and len(told) == 1 and isinstance(told[0], (torch.Tensor, np.ndarray))
     if is_tensor and (replaced if in_place is None else not in_place) and leaf.put(told[0]):
         return True
@@ -239,6 +237,8 @@ def take(leaf: Leaf, told: Any, *, in_place: bool | None = None) -> bool:
     value = told[0] if type(told) is list else told
     is_tensor = isinstance(value, torch.Tensor) and type(live) in (torch.Tensor, torch.nn.Parameter)
     if is_tensor and memory.fill(live, value):
+        if live.is_leaf and live.requires_grad != value.requires_grad and (value.requires_grad or is_free(live)):
+            live.requires_grad_(value.requires_grad)
         return True
     if isinstance(value, np.ndarray) and type(live) is np.ndarray and live.shape == value.shape:
         np.copyto(live, value)

@@ -44,7 +44,9 @@ def is_free(tensor: torch.Tensor) -> bool:
     global _places
     if not tensor.requires_grad or not tensor.is_leaf or not (tensor.layout == torch.strided and not tensor.is_nested):
         return False
-    place = tensor.untyped_storage().data_ptr()
+    place = _place(tensor)
+    if place is None:
+        return False
     found = _free.get((id(tensor), place))
     if found is None:
         if place not in _places:
@@ -65,10 +67,15 @@ def is_told(path: str, roots: Iterable[tuple[str, Any]]) -> bool:
 
 
 def _lies_in(tensor: torch.Tensor, places: Collection[int]) -> bool:
+    return tensor.requires_grad or _place(tensor) in places
+
+
+def _place(tensor: torch.Tensor) -> int | None:
+    """Where it lies, of a DTensor its own shard; None for what has no memory of its own."""
     try:
-        return tensor.requires_grad or shards.local(tensor).untyped_storage().data_ptr() in places
-    except (RuntimeError, NotImplementedError):  # it has no memory of its own
-        return False
+        return int(shards.local(tensor).untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def is_all_of_state(tensors: list[torch.Tensor]) -> bool:

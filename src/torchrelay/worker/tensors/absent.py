@@ -47,6 +47,20 @@ def refusal(path: str) -> UnprovedError:
     )
 
 
+def nowhere(path: str, *, is_function: bool) -> str:
+    """Of something that a replacement does not have. `is_function`: or an object, which stands there."""
+    if is_function:
+        return (
+            f"{path} is another function, class or module than at the start, and the worker that takes over cannot "
+            "have it: it has no name by which it is found, or holds more than numbers and texts. "
+            "Write it as a function of a module (no lambda), or choose by a number: a flag, an epoch"
+        )
+    return (
+        f"{path} has changed in the course of the training, and there is nothing of this name or kind in the worker "
+        "that takes over: let every rank build the same objects before its first loop or call"
+    )
+
+
 def note_lost(paths: Iterable[str]) -> None:
     """These are refused for that reason."""
     _lost.update(paths)
@@ -154,13 +168,7 @@ OUTSIDE = (
     "not have it"
 )
 OUTSIDE_REMEDY = "pass it in protect(state={...}): a module, an object with state_dict(), tensors in a dict that stays"
-FREE = "a tensor that is trained by hand"
-FREE_REMEDY = "make it a parameter of a module, and give that one and its optimizer to protect(); or drop requires_grad"
 LACKING = {
-    FREE: (
-        "{} requires a gradient, and steps change it by themselves: its gradient cannot be carried to a worker that "
-        "takes over, or put back for a step that is made again"
-    ),
     ITERATOR: (
         "{} is an iterator that is gone on with in the course of the training: where it is cannot be carried, and a "
         "worker that takes over this rank would begin it anew. Take what you need by the number of the step"
@@ -191,14 +199,6 @@ def say(path: str, what: str) -> str:
     """To people, once. Returns `what`."""
     print(f"torchrelay: {LACKING[what].format(path)}. A fault ends the job from now on", file=sys.stderr, flush=True)
     return what
-
-
-def note_free(path: str, lacking: dict[str, str], *, early: bool) -> None:
-    """Of a tensor that is trained by hand. Raises `RefusedError` in the first looks."""
-    if path not in lacking:
-        lacking[path] = say(path, FREE)
-    if early:
-        raise RefusedError(LACKING[FREE].format(path), FREE_REMEDY)
 
 
 def order_too_large(path: str, size: int, most: int) -> RefusedError:

@@ -58,6 +58,7 @@ def _first(read: Callable[[Any], Iterable[Any]], container: Any, most: int | Non
 _drained: weakref.WeakSet[queue.Queue[Any]] = weakref.WeakSet()
 _TAKES, _PUTS = frozenset({"get", "get_nowait"}), frozenset({"put", "put_nowait"})
 _BETWEEN = frozenset({"CACHE", "EXTENDED_ARG", "NOP"})
+_CODES = 4096  # functions of which it is kept what they take from
 _STACK = 16  # calls of a thread in which its queue may be
 
 
@@ -99,10 +100,11 @@ def _takes_from(frame: FrameType, waiting: object) -> bool:
     return any(each is waiting and name in names for name, each in [*held, *attributes])
 
 
-@functools.cache
+@functools.lru_cache(_CODES)
 def _taken_from(code: CodeType) -> frozenset[str]:
     """Names of what `get` or `get_nowait` is asked of, as in `self.NAME.get()`, and nothing is put into."""
-    steps = [str(step.argval) for step in dis.get_instructions(code) if step.opname not in _BETWEEN]
+    done = [step.argval for step in dis.get_instructions(code) if step.opname not in _BETWEEN]
+    steps = [str(one) for each in done for one in (each if type(each) is tuple else (each,))]  # two at once: 3.13
     pairs = list(itertools.pairwise(steps))
     puts = {name for name, called in pairs if called in _PUTS}
     return frozenset(name for name, called in pairs if called in _TAKES) - puts

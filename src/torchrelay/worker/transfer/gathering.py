@@ -23,9 +23,9 @@ from torchrelay.errors import StateMismatchError
 from torchrelay.protocol.messages.ids import Rank
 from torchrelay.protocol.messages.orders import Source
 from torchrelay.worker.tensors.digest import SIZE, Digest
-from torchrelay.worker.tensors.slices import Body, SlicedDigest
 from torchrelay.worker.transfer.request import DigestDiffers, Request, TransferFailed, compare_digests
 from torchrelay.worker.transfer.serving import SLICES
+from torchrelay.worker.transfer.slices import Body, SlicedDigest
 from torchrelay.worker.transfer.stream import Stream, StreamBroken
 
 log = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from torchrelay.protocol.messages.ids import START, Generation, Point, Rank
 from torchrelay.wire.trust import trust
 from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors.digest import Digest
-from torchrelay.worker.tensors.slices import Body, SlicedDigest
 from torchrelay.worker.transfer.neighbour import Shown, machine_id, permit_reader
+from torchrelay.worker.transfer.slices import Body, SlicedDigest
 from torchrelay.worker.transfer.stream import (
     READ,
     SEND,

@@ -18,7 +18,6 @@ from torch import Tensor
 from torchrelay.protocol.messages.ids import START, Generation, Point, Rank
 from torchrelay.protocol.messages.orders import Source
 from torchrelay.worker.tensors.digest import SIZE, Digest
-from torchrelay.worker.tensors.slices import Body, SlicedDigest
 from torchrelay.worker.transfer.gathering import Gathering
 from torchrelay.worker.transfer.neighbour import MAX_PLACES, NONCE_BYTES, PLACE_BYTES, Reader
 from torchrelay.worker.transfer.request import (
@@ -31,6 +30,7 @@ from torchrelay.worker.transfer.request import (
     misfit_error,
 )
 from torchrelay.worker.transfer.serving import EXAMPLE, LANE, RECORD, STATE, VALUES, StateServer
+from torchrelay.worker.transfer.slices import Body, SlicedDigest
 from torchrelay.worker.transfer.stream import READ, SEND, TAKE, Serving, Stream, StreamBroken
 
 __all__ = [

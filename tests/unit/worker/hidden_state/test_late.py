@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from torchrelay.errors import RefusedError, UnprovedError
-from torchrelay.worker.hidden_state.hidden import Hidden
-from torchrelay.worker.hidden_state.signatures import FIRST
+from tests.support.trainer_life import CALLS, Life, Trainer
+from torchrelay.errors import UnprovedError
 from torchrelay.worker.parallel import of_state
 from torchrelay.worker.state.lent import parted
 from torchrelay.worker.tensors import absent
 
 pytestmark = pytest.mark.slow  # many walks
-CALLS = 14  # more than are looked at in any case
 
 
 @pytest.fixture(autouse=True)
@@ -29,45 +27,6 @@ def none_refused() -> Iterator[None]:
     of_state._free.clear()
     yield
     absent._refused.clear()
-
-
-class Trainer:
-    """A step in two parts: `before` the gate, and `after` it."""
-
-    def __init__(self, kept: Any, before: Callable[[Any], Any], after: Callable[[Any], Any] | None = None) -> None:
-        self.kept, self.before, self.after = kept, before, after
-
-    def change(self, how: Callable[[Any], Any] | None) -> None:
-        new = None if how is None else how(self.kept)
-        self.kept = self.kept if new is None else new
-
-
-class Life:
-    """Calls of a trainer's step."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.hidden, self.calls = trainer, Hidden(), 0
-        self.hidden.add(lambda: trainer.kept)
-
-    def call(self, times: int = 1) -> None:
-        for _ in range(times):
-            self.enter()
-            self.pass_gate()
-            self.leave()
-
-    def enter(self) -> None:
-        self.hidden.mark()
-        self.calls += 1
-        self.hidden.look_entry(only_if_stirred=self.calls > FIRST)
-
-    def pass_gate(self) -> None:
-        self.trainer.change(self.trainer.before)
-        self.hidden.look_gate()
-        self.hidden.record()
-
-    def leave(self) -> None:
-        self.trainer.change(self.trainer.after)
-        self.hidden.look_return()
 
 
 TWICE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
@@ -187,83 +146,6 @@ def test_nor_does_a_block_with_a_name() -> None:
     life.pass_gate()
     life.leave()
     life.call()
-
-
-# ---------------------------------------------------------------- tensors trained by hand
-
-
-def trained(kept: torch.Tensor) -> None:
-    torch.autograd.backward(kept.sum())
-    with torch.no_grad():
-        assert kept.grad is not None
-        kept += kept.grad
-
-
-def cleared(kept: torch.Tensor) -> None:
-    trained(kept)
-    kept.grad = None
-
-
-def zeroed(kept: torch.Tensor) -> None:
-    trained(kept)
-    assert kept.grad is not None
-    kept.grad.zero_()
-
-
-def anew(kept: torch.Tensor) -> torch.Tensor:
-    return (kept + torch.autograd.grad(kept.sum(), kept)[0]).detach().requires_grad_()
-
-
-@pytest.mark.parametrize("step", [cleared, zeroed, anew])
-def test_a_tensor_trained_by_hand_is_carried_where_no_gradient_stays(step: Callable[[Any], Any]) -> None:
-    trainer = Trainer(torch.zeros(2, requires_grad=True), step)
-    life = Life(trainer)
-    life.call(5)
-    assert trainer.kept.tolist() == [5.0, 5.0]
-    other = Trainer(torch.zeros(2, requires_grad=True), step)
-    after = Life(other)
-    after.hidden.load(life.hidden.record())
-    assert other.kept.tolist() == [5.0, 5.0]
-    assert other.kept.requires_grad
-    assert other.kept.is_leaf
-    life.enter()
-    torch.autograd.backward(trainer.kept.sum())
-    life.hidden.rewind()
-    life.pass_gate()
-    life.leave()
-    assert trainer.kept.tolist() == [6.0, 6.0]
-
-
-def test_one_whose_gradient_stays_is_refused() -> None:
-    life = Life(Trainer(torch.zeros(2, requires_grad=True), trained))
-    with pytest.raises(RefusedError, match="kept requires a gradient"):
-        life.call(4)
-
-
-def test_later_on_at_a_fault_only() -> None:
-    trainer = Trainer(torch.zeros(2, requires_grad=True), lambda _: None)
-    life = Life(trainer)
-    life.call(20)
-    trainer.before = trained
-    life.call(4)
-    life.enter()
-    with pytest.raises(UnprovedError, match="kept requires a gradient"):
-        life.hidden.rewind()
-
-
-def test_of_one_made_anew_whose_gradient_stays_nothing_is_told() -> None:
-    def step(_: torch.Tensor) -> torch.Tensor:
-        new = torch.ones(2, requires_grad=True)
-        torch.autograd.backward(new.sum())
-        return new
-
-    trainer = Trainer(torch.zeros(2, requires_grad=True), step)
-    life = Life(trainer)
-    life.call(CALLS)
-    other = Trainer(torch.zeros(2, requires_grad=True), step)
-    after = Life(other)
-    after.hidden.load(life.hidden.record())
-    assert absent.is_absent(other.kept)
 
 
 ODD: dict[str, Callable[[], torch.Tensor]] = {

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torchrelay.protocol.messages.ids import Rank
 from torchrelay.worker.tensors import memory
 from torchrelay.worker.tensors.digest import Digest
-from torchrelay.worker.tensors.slices import Body, SlicedDigest
 from torchrelay.worker.transfer.gathering import Division
+from torchrelay.worker.transfer.slices import Body, SlicedDigest
 
 KINDS = ("dense", "turned", "gaps", "rows with gaps", "expanded", "flags", "empty")
 

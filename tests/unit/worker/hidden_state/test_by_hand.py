@@ -1,0 +1,387 @@
+"""Tensors that a script trains by hand, their gradients, and what takes the place of a tensor."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.trainer_life import CALLS, Life, Trainer, after
+from torchrelay.errors import UnprovedError
+from torchrelay.worker.parallel import of_state
+from torchrelay.worker.tensors import absent
+
+pytestmark = pytest.mark.slow  # many walks
+
+
+@pytest.fixture(autouse=True)
+def none_refused() -> Iterator[None]:
+    absent._refused.clear()
+    of_state._free.clear()
+    yield
+    absent._refused.clear()
+
+
+# ---------------------------------------------------------------- tensors trained by hand
+
+
+def trained(kept: torch.Tensor) -> None:
+    torch.autograd.backward(kept.sum())
+    with torch.no_grad():
+        assert kept.grad is not None
+        kept += kept.grad
+
+
+def cleared(kept: torch.Tensor) -> None:
+    trained(kept)
+    kept.grad = None
+
+
+def zeroed(kept: torch.Tensor) -> None:
+    trained(kept)
+    assert kept.grad is not None
+    kept.grad.zero_()
+
+
+def anew(kept: torch.Tensor) -> torch.Tensor:
+    return (kept + torch.autograd.grad(kept.sum(), kept)[0]).detach().requires_grad_()
+
+
+@pytest.mark.parametrize("step", [cleared, zeroed, anew])
+def test_a_tensor_trained_by_hand_is_carried_where_no_gradient_stays(step: Callable[[Any], Any]) -> None:
+    trainer = Trainer(torch.zeros(2, requires_grad=True), step)
+    life = Life(trainer)
+    life.call(5)
+    assert trainer.kept.tolist() == [5.0, 5.0]
+    other = Trainer(torch.zeros(2, requires_grad=True), step)
+    after = Life(other)
+    after.hidden.load(life.hidden.record())
+    assert other.kept.tolist() == [5.0, 5.0]
+    assert other.kept.requires_grad
+    assert other.kept.is_leaf
+    life.enter()
+    torch.autograd.backward(trainer.kept.sum())
+    life.hidden.rewind()
+    life.pass_gate()
+    life.leave()
+    assert trainer.kept.tolist() == [6.0, 6.0]
+
+
+def add(kept: torch.Tensor) -> None:
+    """As a script that accumulates: what is added is that of all steps so far."""
+    trained(kept)
+
+
+def made_anew(kept: torch.Tensor) -> torch.Tensor:
+    """What the next one is made of."""
+    assert kept.grad is not None
+    new = (kept + kept.grad).detach().requires_grad_()
+    torch.autograd.backward(new.sum())
+    return new
+
+
+def with_gradient(kept: torch.Tensor) -> torch.Tensor:
+    torch.autograd.backward(kept.sum())
+    return kept
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
+@pytest.mark.parametrize("step", [add, made_anew])
+@pytest.mark.parametrize("calls", [1, 2, 5, CALLS + 3])
+def test_a_gradient_that_stays_is_carried(step: Callable[[Any], Any], kind: Any, calls: int) -> None:
+    def new() -> torch.Tensor:
+        kept = torch.nn.Parameter(torch.zeros(2)) if kind is torch.nn.Parameter else torch.zeros(2, requires_grad=True)
+        return with_gradient(kept)
+
+    life = Life(Trainer(new(), step))
+    life.call(calls)
+    other = after(life, new())
+    life.call(2)
+    other.call(2)
+    assert other.trainer.kept.tolist() == life.trainer.kept.tolist()
+    assert other.trainer.kept.grad.tolist() == life.trainer.kept.grad.tolist()
+
+
+@pytest.mark.parametrize("calls", [0, 1, 5, CALLS])
+def test_and_put_back(calls: int) -> None:
+    life = Life(Trainer(with_gradient(torch.zeros(2, requires_grad=True)), add))
+    life.call(calls)
+    kept = life.trainer.kept
+    value, gradient = kept.tolist(), kept.grad.tolist()
+    life.enter()
+    add(kept)
+    life.hidden.rewind()
+    assert (kept.tolist(), kept.grad.tolist()) == (value, gradient)
+
+
+LARGE = 6000
+
+
+def test_a_large_one_that_nobody_reads_is_no_matter() -> None:
+    def step(kept: torch.Tensor) -> None:
+        torch.autograd.backward(kept.square().sum())
+
+    life = Life(Trainer(torch.ones(LARGE, requires_grad=True), step))
+    life.call(CALLS)
+    assert not life.hidden.state.lacking
+    other = after(life, torch.ones(LARGE, requires_grad=True))
+    other.call(3)
+    life.enter()
+    step(life.trainer.kept)
+    life.hidden.rewind()
+    life.pass_gate()
+    life.leave()
+
+
+@pytest.mark.parametrize("read", [
+    lambda gradient: gradient + 1, lambda gradient: gradient.sum().item(), lambda gradient: gradient.tolist(),
+    lambda gradient: torch.zeros(LARGE).add_(gradient), lambda gradient: torch.stack([gradient, gradient]),
+    lambda gradient: gradient[0], lambda gradient: gradient.data, lambda gradient: gradient.norm(),
+    lambda gradient: torch._foreach_mul([gradient], 2.0), lambda gradient: gradient.numpy(),
+])  # fmt: skip
+def test_a_large_one_that_is_read_on_a_replacement_is_refused(read: Callable[[Any], Any]) -> None:
+    def step(kept: torch.Tensor) -> None:
+        torch.autograd.backward(kept.square().sum())
+        read(kept.grad)
+
+    life = Life(Trainer(torch.ones(LARGE, requires_grad=True), step))
+    life.call(CALLS)
+    other = after(life, torch.ones(LARGE, requires_grad=True))
+    other.enter()
+    with pytest.raises(UnprovedError, match=r"kept\.grad was kept"):
+        step(other.trainer.kept)
+    with pytest.raises(UnprovedError, match=r"kept\.grad was kept"):
+        other.pass_gate()
+
+
+@pytest.mark.parametrize("clear", [
+    lambda kept: setattr(kept, "grad", None), lambda kept: kept.grad.zero_(), lambda kept: kept.grad.detach_().zero_(),
+    lambda kept: torch._foreach_zero_([kept.grad]), lambda kept: kept.grad.requires_grad_(False).zero_(),
+])  # fmt: skip
+def test_one_that_is_cleared_before_is_not(clear: Callable[[Any], Any]) -> None:
+    def step(kept: torch.Tensor) -> None:
+        if kept.grad is not None and kept.grad.shape == kept.shape:
+            clear(kept)
+        trained(kept)
+
+    # The tensor itself is told by an object that protect() was given.
+    life = Life(Trainer(torch.zeros(3000, requires_grad=True), step))
+    life.call(CALLS)
+    other = after(life, torch.zeros(3000, requires_grad=True))
+    life.call(2)
+    other.call(2)
+    assert other.trainer.kept.grad.tolist() == life.trainer.kept.grad.tolist()
+    assert other.trainer.kept.tolist() == life.trainer.kept.tolist()
+
+
+@pytest.mark.parametrize("step", [cleared, zeroed])
+def test_at_a_gate_it_is_known_that_it_is_cleared_after_it(step: Callable[[Any], Any]) -> None:
+    def before(kept: torch.Tensor) -> None:
+        torch.autograd.backward(kept.sum())
+
+    def behind(kept: torch.Tensor) -> None:
+        assert kept.grad is not None
+        with torch.no_grad():
+            kept += kept.grad
+        if step is cleared:
+            kept.grad = None
+        else:
+            kept.grad.zero_()
+
+    life = Life(Trainer(torch.zeros(2, requires_grad=True), before, behind))
+    life.call(CALLS)
+    life.enter()
+    life.pass_gate()
+    other = after(life, torch.zeros(2, requires_grad=True))
+    gradient = other.trainer.kept.grad
+    assert gradient is None if step is cleared else gradient.tolist() == [0.0, 0.0]
+
+
+def test_at_a_gate_one_that_is_cleared_now_and_then_is_not_known() -> None:
+    counted = itertools.count()
+
+    def before(kept: torch.Tensor) -> None:
+        torch.autograd.backward(kept.sum())
+
+    def behind(kept: torch.Tensor) -> None:
+        if next(counted) % 2:
+            kept.grad = None
+
+    life = Life(Trainer(torch.zeros(2, requires_grad=True), before, behind))
+    life.call(CALLS)
+    life.enter()
+    life.pass_gate()
+    other = after(life, torch.zeros(2, requires_grad=True))
+    with pytest.raises(UnprovedError, match=r"kept\.grad was kept"):
+        other.trainer.kept.grad.sum()
+
+
+@pytest.mark.parametrize("calls", [0, CALLS])
+def test_a_large_gradient_that_the_cut_step_has_changed_is_absent_in_the_next(calls: int) -> None:
+    life = Life(Trainer(with_gradient(torch.ones(LARGE, requires_grad=True)), lambda _: None))
+    life.call(calls)
+    life.enter()
+    with_gradient(life.trainer.kept)
+    life.hidden.rewind()
+    with pytest.raises(UnprovedError, match=r"kept\.grad was kept"):
+        life.trainer.kept.grad.sum()
+
+
+def test_a_gradient_that_a_step_lets_go_is_not_held() -> None:
+    life = Life(Trainer(with_gradient(torch.ones(LARGE, requires_grad=True)), lambda _: None))
+    life.call(2)
+    life.enter()
+    reference = weakref.ref(life.trainer.kept.grad)
+    life.trainer.kept.grad = None
+    assert reference() is None
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_whether_it_requires_a_gradient_is_carried(first: bool) -> None:
+    def step(kept: torch.Tensor) -> None:
+        with torch.no_grad():
+            kept += 1
+
+    life = Life(Trainer(torch.zeros(2, requires_grad=first), step))
+    life.call(3)
+    life.trainer.kept.requires_grad_(not first)
+    life.call(2)
+    assert after(life, torch.zeros(2, requires_grad=first)).trainer.kept.requires_grad is not first
+
+
+def test_one_that_the_cut_step_has_frozen_is_trained_again() -> None:
+    life = Life(Trainer(torch.zeros(2, requires_grad=True), cleared))
+    life.call(5)
+    life.enter()
+    life.trainer.kept.requires_grad_(False)
+    life.hidden.rewind()
+    assert life.trainer.kept.requires_grad
+
+
+@pytest.mark.parametrize("calls", [0, CALLS])
+def test_a_parameter_that_begins_to_change_in_the_cut_step_is_put_back(calls: int) -> None:
+    life = Life(Trainer(torch.nn.Parameter(torch.zeros(2)), lambda _: None))
+    life.call(calls)
+    life.enter()
+    with torch.no_grad():
+        life.trainer.kept.add_(1)
+    life.hidden.rewind()
+    assert life.trainer.kept.tolist() == [0.0, 0.0]
+
+
+def test_a_parameter_that_begins_to_change_late_is_told_at_once() -> None:
+    def moved(kept: torch.Tensor) -> None:
+        with torch.no_grad():
+            kept.add_(1)
+
+    life = Life(Trainer(torch.nn.Parameter(torch.zeros(2)), lambda _: None))
+    life.call(CALLS)
+    life.trainer.before = moved
+    life.call(1)
+    assert after(life, torch.nn.Parameter(torch.zeros(2))).trainer.kept.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("size", [2, 2048, 4000])
+@pytest.mark.parametrize("calls", [0, 3, CALLS])
+def test_a_tensor_that_is_small_enough_to_be_carried_is_put_back(size: int, calls: int) -> None:
+    life = Life(Trainer(torch.zeros(size), lambda _: None))
+    life.call(calls)
+    life.enter()
+    life.trainer.kept.add_(1)
+    life.hidden.rewind()
+    assert not life.trainer.kept.any()
+
+
+def test_so_it_is_in_the_first_call_of_a_replacement() -> None:
+    def step(kept: torch.Tensor) -> None:
+        kept.add_(1)
+
+    life = Life(Trainer(torch.zeros(2048), step))
+    life.call(5)
+    other = after(life, torch.zeros(2048))
+    other.enter()
+    step(other.trainer.kept)
+    other.hidden.rewind()
+    assert other.trainer.kept[0] == 5
+
+
+# ---------------------------------------------------------------- replaced by what cannot be carried
+
+
+REPLACED: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] = {
+    "by a sparse one": (lambda: torch.eye(2), lambda: torch.eye(2).to_sparse()),
+    "by one that overlaps": (lambda: torch.eye(2), lambda: torch.arange(4.0).unfold(0, 2, 1)),
+    "by a large one": (lambda: torch.zeros(LARGE), lambda: torch.ones(LARGE)),
+    "by a large one that is trained": (lambda: torch.zeros(LARGE), lambda: torch.ones(LARGE, requires_grad=True)),
+    "by a large parameter": (lambda: torch.zeros(LARGE), lambda: torch.nn.Parameter(torch.ones(LARGE))),
+}
+
+
+@pytest.mark.parametrize("between", [True, False])
+@pytest.mark.parametrize("kind", REPLACED)
+@pytest.mark.parametrize("calls", [2, CALLS])
+def test_what_gives_way_to_that_is_absent_on_a_replacement(kind: str, calls: int, between: bool) -> None:
+    first, then = REPLACED[kind]
+    life = Life(Trainer(first(), lambda _: None))
+    life.call(calls)
+    if not between:
+        life.enter()
+    life.trainer.kept = then()
+    if not between:
+        life.pass_gate()
+        life.leave()
+    life.call(3)
+    assert absent.is_absent(after(life, first()).trainer.kept)
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_a_parameter_that_gives_way_to_another_is_one_on_a_replacement(between: bool) -> None:
+    life = Life(Trainer(torch.nn.Parameter(torch.zeros(2)), lambda _: None))
+    life.call(CALLS)
+    if not between:
+        life.enter()
+    life.trainer.kept = torch.nn.Parameter(torch.ones(2))
+    if not between:
+        life.pass_gate()
+        life.leave()
+    life.call(3)
+    kept = after(life, torch.nn.Parameter(torch.zeros(2))).trainer.kept
+    assert (type(kept), kept.tolist(), kept.requires_grad) == (torch.nn.Parameter, [1.0, 1.0], True)
+
+
+def test_a_buffer_that_gives_way_in_a_cut_call_stands_there_again() -> None:
+    for calls in (2, CALLS):
+        buffer = bytearray(b"abcd")
+        life = Life(Trainer(buffer, lambda _: None))
+        life.call(calls)
+        life.enter()
+        life.trainer.kept = bytearray(b"efgh")
+        life.hidden.rewind()
+        assert life.trainer.kept is buffer
+        assert buffer == b"abcd"
+
+
+@pytest.mark.parametrize("calls", [3, CALLS])
+def test_what_another_process_has_said_is_not_taken_back(calls: int) -> None:
+    stop = multiprocessing.Value("b", 0)
+    life = Life(Trainer(stop, lambda _: None))
+    life.call(calls)
+    life.enter()
+    stop.value = 1
+    with pytest.raises(UnprovedError, match="kept is changed where it lies"):
+        life.hidden.rewind()
+    assert stop.value == 1
+
+
+@pytest.mark.parametrize(("before", "behind"), [(1, 1.0), (0, False), (0.0, -0.0)])
+def test_equal_is_not_the_same(before: Any, behind: Any) -> None:
+    life = Life(Trainer(5.5, lambda _: before))
+    life.call(CALLS)
+    life.trainer.after = lambda _: behind
+    life.call(1)
+    assert list(life.hidden.late_paths)
