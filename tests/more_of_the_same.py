@@ -51,9 +51,10 @@ MORE: dict[str, tuple[str, ...]] = {
         "[after:12:0-stale]", "[after:12:0-zeroed]", "[after:12:0-momentum]", "[average-", "[prefetch-", "[large-",
         "_off[inplace",
     ),
-    "test_case_odd_tensors": ("[graph-csr]", "[multiplier]", 
+    "test_case_odd_tensors": (
+        "[graph-csr]", "[multiplier]", "[parameter-kept]", "[points]", "[late-parameter]", "[late-large-",
         "[anew]", "[sparse-", "[parameter]",
-        "[graph]", "[graph-nested]", "[complex]", "[quarter]", "[conjugated]", "[csr-", "[nested-", "[parameter-kept-",
+        "[graph]", "[graph-nested]", "[complex]", "[quarter]", "[conjugated]", "[csr-", "[nested-",
     ),
     "test_case_numbered": ("[update:25:1]",),
     "test_case_set_elsewhere": ("carried[class]", "carried[rows]",

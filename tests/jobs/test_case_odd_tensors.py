@@ -16,7 +16,8 @@ STRIKE = "grad:12:1,after:20:0"
     "mode",
     [
         "graph", "graph-csr", "graph-nested", "expanded", "complex", "quarter", "conjugated", "anew", "multiplier",
-        "parameter", "trained-anew",
+        "parameter", "trained-anew", "multiplier-kept", "parameter-kept", "gradient-next", "points", "points-many",
+        "late-parameter",
     ],
 )  # fmt: skip
 def test_it_is_as_undisturbed(tmp_path: Path, mode: str) -> None:
@@ -28,8 +29,8 @@ def test_it_is_as_undisturbed(tmp_path: Path, mode: str) -> None:
     ("mode", "why"),
     [
         ("sparse", "with other data than the lost one"), ("csr", "with other data than the lost one"),
-        ("nested", "with other data than the lost one"), ("multiplier-kept", "requires a gradient"),
-        ("parameter-kept", "requires a gradient"),
+        ("nested", "with other data than the lost one"), ("late-sparse", "with other data than the lost one"),
+        ("late-large", "with other data than the lost one"),
     ],
 )  # fmt: skip
 def test_or_refused(tmp_path: Path, mode: str, why: str) -> None:
