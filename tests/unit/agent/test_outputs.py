@@ -10,12 +10,13 @@ import signal
 import socket
 import time
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
 from tests.support.brain import wait_for
 from tests.support.outputs import LINE
+from torchrelay.agent.output import scribe
 from torchrelay.agent.output.scribe import (
     TAIL,
     BoundedLog,
@@ -26,6 +27,7 @@ from torchrelay.agent.output.scribe import (
     beginning_of,
     read_left_out,
 )
+from torchrelay.agent.workers import forkserver
 from torchrelay.agent.workers.forkserver import Outputs
 from torchrelay.launcher.logs import LogTail
 from torchrelay.protocol.messages.ids import WorkerId
@@ -204,3 +206,60 @@ class TestNoteOfWhatIsMissing:
     def test_where_there_was_no_room_for_it_it_is_written_later(self, tmp_path: Path) -> None:
         (found,) = self.written(tmp_path, size=200_000, later=True)
         assert found == LeftOut("w1.log", 200_000, "No such file or directory")
+
+
+class TestEnd:
+    """The forkserver has ended, or is about to."""
+
+    def paced(self, writing: int, lines: int) -> None:
+        """Writes for longer than the scribe may be silent."""
+        for number in range(lines):
+            os.write(writing, b"%d\n" % number)
+            Event().wait(0.05)  # the pace of a worker
+        os.write(writing, b"LAST LINE\n")
+        os.close(writing)
+
+    def test_a_scribe_reads_on_as_long_as_something_comes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(scribe, "END_S", 0.5)
+        (ours, theirs), busy = socket.socketpair(), mmap.mmap(-1, mmap.PAGESIZE)
+        one = Scribe(theirs, busy, tmp_path, Bounds())
+        reading, writing = os.pipe()
+        one.add(reading, Source("w1", b"key", str(tmp_path / "w1.log")))
+        ours.close()
+        writer = Thread(target=self.paced, args=(writing, 30))
+        writer.start()
+        one.run()
+        writer.join(60)
+        theirs.close()
+        assert (tmp_path / "w1.log").read_text().endswith("29\nLAST LINE\n")
+
+    def test_but_not_for_ever(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(scribe, "MOST_END_S", 0.5)
+        (ours, theirs), busy = socket.socketpair(), mmap.mmap(-1, mmap.PAGESIZE)
+        one = Scribe(theirs, busy, tmp_path, Bounds())
+        reading, writing = os.pipe()
+        one.add(reading, Source("w1", b"key", str(tmp_path / "w1.log")))
+        ours.close()
+        writer = Thread(target=self.paced, args=(writing, 60))
+        writer.start()
+        one.run()
+        writer.join(60)
+        theirs.close()
+        assert (tmp_path / "w1.log").read_text().startswith("0\n")
+        assert "LAST LINE" not in (tmp_path / "w1.log").read_text()
+
+    def test_a_forkserver_waits_for_its_scribe_as_long_as_that_goes_on(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(forkserver, "END_S", 0.5)
+        outputs = Outputs(tmp_path, lambda: None)
+        writing, _ = outputs.open(WorkerId("w1"), str(tmp_path / "w1.log"))
+        os.write(writing, b"first\n")
+        wait_for("the first line", lambda: (tmp_path / "w1.log").exists(), 60)
+        writer = Thread(target=self.paced, args=(writing, 30))
+        writer.start()
+        outputs.close()
+        writer.join(60)
+        assert (tmp_path / "w1.log").read_text().endswith("29\nLAST LINE\n")

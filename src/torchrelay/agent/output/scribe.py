@@ -27,7 +27,8 @@ PIECE = 1 << 20
 LONGEST_RANK = 12  # digits, and the end of the line
 PAUSE_S = 0.02  # an output that says nothing for so long pauses
 AGAIN_S = 0.5
-END_S = 2.0  # without a forkserver, for what is still in the pipes
+END_S = 2.0  # without a forkserver, for what is still in the pipes, since the last of it was read
+MOST_END_S = 12.0  # for all of it
 LEFT_OUT = "left-out.json"  # in the node's folder
 
 
@@ -77,6 +78,7 @@ class Scribe:
         self._logs: dict[Path, BoundedLog] = {}
         self._selector = selectors.DefaultSelector()
         self._until: float | None = None
+        self._last = 0.0
         self._told: tuple[LeftOut, ...] = ()
         self._told_s = 0.0  # when it was tried last
 
@@ -90,6 +92,7 @@ class Scribe:
         while self._until is None or (self._streams and time.monotonic() < self._until):
             ready = self._selector.select(self._patience())
             self._busy[0] = 1  # who sees a pipe empty must see this, too, until it is written
+            self._busy[1] = (self._busy[1] + bool(ready)) % 256  # who waits for our end sees that we go on
             for key, _ in ready:
                 if key.fileobj is self._control:
                     self._hear()
@@ -123,6 +126,7 @@ class Scribe:
         if not data:
             self._selector.unregister(self._control)
             self._until = time.monotonic() + END_S
+            self._last = time.monotonic() + MOST_END_S
             return
         self.add(descriptors[0], msgspec.msgpack.decode(data, type=Source))
 
@@ -131,6 +135,8 @@ class Scribe:
         data = os.read(descriptor, PIECE)
         if data:
             self._take(stream, data)
+            if self._until is not None:
+                self._until = min(self._last, time.monotonic() + END_S)
             return
         stream.log.write(stream.rest)
         stream.log.settle()

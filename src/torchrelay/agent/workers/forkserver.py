@@ -356,7 +356,8 @@ def main() -> int:
 
 SETTLE_S = 0.25  # that the report of an end may wait for what the worker printed last
 ABORT_SETTLE_S = 2.0  # where the last words are the reason: Gloo's, and the stack behind them
-END_S = 3.0
+END_S = 3.0  # for the scribe to end, since it was seen to go on
+MOST_END_S = 13.0  # in all
 AGAIN_S = 0.05  # before another scribe is tried, when there was no room for one
 
 
@@ -437,9 +438,11 @@ class Outputs:
         self.control.close()
         for reading, _ in self._pipes.values():
             os.close(reading)
-        until = time.monotonic() + END_S
+        until, last, seen = time.monotonic() + END_S, time.monotonic() + MOST_END_S, self._busy[1]
         try:
             while self.pid and os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+                if seen != self._busy[1]:
+                    until, seen = min(last, time.monotonic() + END_S), self._busy[1]
                 if time.monotonic() > until:
                     os.kill(self.pid, signal.SIGKILL)
                 time.sleep(0.001)
