@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.more_of_the_same import MORE
+from tests.support.patience import FACTOR, longer
 
 # A machine that is busy takes a second for what takes a millisecond: no time of one example says anything.
 settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -62,6 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.soak)
         for mark in MARKS[item.path.relative_to(FOLDER).parts[0]]:
             item.add_marker(mark)
+        if FACTOR > 1 and (limit := item.get_closest_marker("timeout")) is not None:
+            item.add_marker(pytest.mark.timeout(longer(limit.args[0])), append=False)
     if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return  # not all tests are here
     for stem, parts in MORE.items():

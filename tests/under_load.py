@@ -10,6 +10,7 @@ Exit code 1: some test has failed. What it said is in FOLDER/run-N.log, and stay
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,10 +21,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.patience import VARIABLE
 from torchrelay.terminal.show import table
 
 HERE = Path(__file__).parents[1]
 BUSY = "while True: pass"
+PATIENCE = 4  # a start that takes ten seconds on an idle machine has taken forty
 PYTEST = ("-q", "-n", "2", "--dist", "loadfile", "-m", "jobs and not gpu and not soak")
 
 
@@ -44,8 +47,10 @@ def run(folder: Path, number: int, words: list[str]) -> tuple[int, list[str], fl
     report = folder / f"run-{number}.xml"
     began = time.monotonic()
     with (folder / f"run-{number}.log").open("w") as log:
-        command = [sys.executable, "-m", "pytest", *PYTEST, f"--junitxml={report}", *words]
-        code = subprocess.run(command, cwd=HERE, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+        limit = f"--timeout={PATIENCE * 300}"  # four times what pyproject.toml says
+        command = [sys.executable, "-m", "pytest", *PYTEST, limit, f"--junitxml={report}", *words]
+        surroundings = {**os.environ, VARIABLE: str(PATIENCE)}
+        code = subprocess.run(command, cwd=HERE, env=surroundings, stdout=log, stderr=subprocess.STDOUT).returncode
     if code not in (0, 1) or not report.exists():
         raise RuntimeError(f"pytest ended with {code}: see {folder / f'run-{number}.log'}")
     cases = list(xml.parse(report).iter("testcase"))

@@ -20,6 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from tests.support.jobs import end_job, start_job, torchrelay
+from tests.support.patience import longer
 from tests.support.plain import run_plain
 from torchrelay.client.client import Away, Client, Denied
 
@@ -27,7 +28,7 @@ CASES = Path(__file__).parent
 FLAGS = ("--nproc-per-node", "2", "--spares", "1")
 REFUSALS = (91, 93)
 STANDS_S = 30.0  # without a line and without an end: that is a hang
-BEGINS_S = 60.0  # until the first line, or between the last one and the end: a busy machine starts slowly
+BEGINS_S = longer(60.0)  # until the first line, or between the last one and the end: a busy machine starts slowly
 EARLY = 10  # steps within which a refusal is early
 
 Lines = dict[tuple[int, str, str], str]  # rank, step or "end", name of the value -> its bits, as they were last
@@ -150,7 +151,7 @@ class Case:
 
     def until(self, what: str, fact: Callable[[], object], *, deadline_s: float = 60) -> None:
         """Wait for a fact. Returns also if the run has ended: then that is what is looked at."""
-        until = time.monotonic() + deadline_s
+        until = time.monotonic() + longer(deadline_s)
         while self.process.poll() is None and not fact():
             assert time.monotonic() < until, f"{what}: not within {deadline_s} s\n{self.printed()[-3000:]}"
             time.sleep(0.02)

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import TypeVar
 
+from tests.support.patience import longer
 from torchrelay.api.endpoint import read_endpoint
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.store.journal import Journal
@@ -45,7 +46,7 @@ def spec(**changes: object) -> JobSpec:
 
 def wait_for(what: str, fact: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
     """Wait for a fact (something true); fails with its name."""
-    until = time.monotonic() + deadline_s
+    until = time.monotonic() + longer(deadline_s)
     while True:
         value = fact()
         if value:
@@ -56,7 +57,7 @@ def wait_for(what: str, fact: Callable[[], T], deadline_s: float = DEADLINE_S) -
 
 async def until(what: str, fact: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
     """The same inside an event loop."""
-    deadline = time.monotonic() + deadline_s
+    deadline = time.monotonic() + longer(deadline_s)
     while True:
         value = fact()
         if value:

@@ -16,6 +16,7 @@ from uuid import uuid4
 import pytest
 
 from tests.support.brain import wait_for
+from tests.support.patience import longer
 from tests.support.processes import Seen, all_seen
 from torchrelay.client.client import Away, Client, Denied
 from torchrelay.wire.files.procfs import ProcessGone
@@ -60,7 +61,7 @@ class LocalRun:
     def end(self, deadline_s: float = 60) -> tuple[int, str, str]:
         """Its exit code and what it printed; nothing of it may be left."""
         assert self.process is not None
-        out, err = self.process.communicate(timeout=deadline_s)
+        out, err = self.process.communicate(timeout=longer(deadline_s))
         assert [process.words() for process in self.left()] == []
         return self.process.returncode, out, err
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import longer
 from torchrelay.client.client import Away, Client, Denied
 from torchrelay.client.ledger_file import jsonl, ledger
 from torchrelay.client.runs import NotPossible, find_source
@@ -41,7 +42,7 @@ class Finished:
 def torchrelay(*words: str, timeout_s: float = 60, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a verb of the command line."""
     command = [sys.executable, "-m", "torchrelay.cli.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, timeout=longer(timeout_s), cwd=cwd)
 
 
 _turn = itertools.count()
@@ -65,7 +66,7 @@ def end_job(process: subprocess.Popen[str], run_dir: Path, *, timeout_s: float) 
     """Wait for its end. One that does not end is killed, and the test fails with what it printed."""
     out = run_dir.parent / f"{run_dir.name}.out"
     try:
-        code = process.wait(timeout_s)
+        code = process.wait(longer(timeout_s))
     except subprocess.TimeoutExpired:
         status = torchrelay("status", "--run-dir", str(run_dir)).stdout
         process.terminate()
@@ -115,7 +116,7 @@ def differences(disturbed: Finished, undisturbed: Finished) -> list[str]:
 
 def wait_until(what: str, fact: Any, *, deadline_s: float) -> Any:
     """Wait for a fact (a function that returns something true); fails with its name."""
-    until = time.monotonic() + deadline_s
+    until = time.monotonic() + longer(deadline_s)
     while True:
         value = fact()
         if value:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.support.patience import longer
 from tests.support.stacks import stacks, tell_when_asked
 from torchrelay.agent.workers.forkserver import reseed
 from torchrelay.protocol.messages.events import (
@@ -204,7 +205,7 @@ class Stage:
 
     def until(self, fact: Callable[[], Any], what: str, deadline_s: float = 60.0) -> Any:
         """Pump until a fact is true; fail, naming it, if it is not in time or if the job ends before."""
-        deadline = time.monotonic() + deadline_s
+        deadline = time.monotonic() + longer(deadline_s)
         while not (found := fact()):
             over = self.job.phase is JobPhase.ENDED
             if over or time.monotonic() > deadline:
@@ -215,7 +216,7 @@ class Stage:
 
     def end(self, deadline_s: float = 120.0) -> int:
         """Pump to the job's end; its exit code."""
-        deadline = time.monotonic() + deadline_s
+        deadline = time.monotonic() + longer(deadline_s)
         while self.job.phase is not JobPhase.ENDED:
             assert time.monotonic() < deadline, f"no end: {self._all_there_is()}"
             self.pump(0.05)
