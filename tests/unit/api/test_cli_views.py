@@ -162,16 +162,16 @@ class TestFromTheOrchestrator:
         assert code == 2
         assert "no token at" in told
 
-    def test_it_answers_at_once_and_without_torch(self, living: Path) -> None:
-        """The target is 0.2 s; on a machine busy with other tests only the CPU time tells."""
-        words = [sys.executable, "-m", "torchrelay.cli.main", "status", "--run-dir", str(living)]
-        used = []
-        for _ in range(3):
-            before = os.times()
-            subprocess.run(words, check=True, capture_output=True, timeout=30)
-            after = os.times()
-            used.append(after.children_user + after.children_system - before.children_user - before.children_system)
-        assert min(used) < 0.2
+    def test_it_answers_without_torch_and_much_else(self, living: Path) -> None:
+        """What it imports is what it waits for; `make bench NAME=status` measures that."""
+        words = [sys.executable, "-X", "importtime", "-m", "torchrelay.cli.main", "status", "--run-dir", str(living)]
+        done = subprocess.run(words, check=True, capture_output=True, timeout=60, text=True)
+        imported = {
+            line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")
+        }
+        assert "torchrelay.cli.main" in imported or "torchrelay.client" in " ".join(imported)
+        assert not {"torch", "numpy", "asyncio", "rich", "aiohttp"} & imported
+        assert len(imported) < 400
         code = "import sys; import torchrelay.cli.view.status; print('torch' in sys.modules, 'aiohttp' in sys.modules)"
         loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=30)
         assert loaded.stdout.split() == ["False", "False"]
