@@ -169,7 +169,7 @@ class TestFromTheOrchestrator:
         imported = {
             line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")
         }
-        assert "torchrelay.cli.view.status" in imported
+        assert any(name.startswith("torchrelay.cli.") for name in imported)
         assert not {"torch", "numpy", "asyncio", "rich", "aiohttp"} & imported
         assert len(imported) < 400
         code = "import sys; import torchrelay.cli.view.status; print('torch' in sys.modules, 'aiohttp' in sys.modules)"
