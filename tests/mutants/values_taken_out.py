@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+GIVES_WAY = "tests/unit/worker/hidden_state/test_gives_way.py"
 BY_HAND = "tests/unit/worker/hidden_state/test_by_hand.py"
 SAVED_ALIKE = "tests/jobs/test_case_saved.py::test_it_is_as_undisturbed"
 SAVED = "tests/jobs/test_case_saved.py::test_what_nobody_can_tell_is_refused"
@@ -105,20 +106,20 @@ VALUES = (
     ),
     Mutant(
         "odd: the gradient of a tensor that is trained by hand is not told", "worker/tensors/by_hand.py",
-        "        for path, tensor in self._there() if self._places else ():\n            gradient, how",
-        "        for path, tensor in ():\n            gradient, how", (BY_HAND,),
+        "            path, gradient = place.path, tensor.grad\n            if self",
+        "            continue\n            if self", (BY_HAND,),
     ),
     Mutant(
         "odd: a gradient that is not here may be read", "worker/tensors/by_hand.py",
-        "            if is_read and name", "            if False and name", (BY_HAND,),
+        "            if isinstance(one, AbsentGradient) and not harmless:\n", "            if False:\n", (BY_HAND,),
     ),
     Mutant(
         "odd: at a gate a gradient is taken to stay as it is", "worker/tensors/by_hand.py",
-        "            if self._at_gate is not None and how != {_SAME}:\n", "            if False:\n", (BY_HAND,),
+        "            if self._at_gate is not None:\n", "            if False:\n", (BY_HAND,),
     ),
     Mutant(
         "odd: what gives way to another tensor between calls is forgotten", "worker/hidden_state/moving.py",
-        '(in_call or now[path][0] == "tensor")', "in_call", (BY_HAND,),
+        "(in_call or self._is_odd(path))", "in_call", (GIVES_WAY,),
     ),
     Mutant(
         "odd: a parameter of the script's own is not watched", "worker/hidden_state/still.py",
@@ -126,7 +127,19 @@ VALUES = (
     ),
     Mutant(
         "odd: equal values are the same", "worker/hidden_state/told.py",
-        "bytes(value) for path, value, *_ in _parted(one)", "value for path, value, *_ in decode(one)", (BY_HAND,),
+        "bytes(value) for path, value, *_ in _parted(one)", "value for path, value, *_ in decode(one)", (GIVES_WAY,),
+    ),
+    Mutant(
+        "odd: what is written by `.data` is not seen", "worker/hidden_state/signatures.py",
+        'made.digest(value.detach()) if near else b""', 'b""', (BY_HAND,),
+    ),
+    Mutant(
+        "odd: a gradient of a graph that is added to an absent one is known", "worker/tensors/by_hand.py",
+        "            let_be_absent(tensor, self._path)\n\n\ndef", "            pass\n\n\ndef", (BY_HAND,),
+    ),
+    Mutant(
+        "odd: a gradient stays where the predecessor has none", "worker/tensors/by_hand.py",
+        "    if told == _NO_GRADIENT:\n        tensor.grad = None\n", "    if told == _NO_GRADIENT:\n", (BY_HAND,),
     ),
     Mutant(
         "odd: a sparse tensor is asked where it lies", "worker/tensors/memory.py",

@@ -427,7 +427,9 @@ class Hidden:
         absent.refuse_lacking(told.lacking)
         self.state.put(told.state)
         self.state.put_absent(told.untold)
-        self.state.put_gradients(told.gradients)
+        for path in sorted(self._by_hand.take(told.gradients).difference(told.untold)):
+            if not path.startswith(graph.VARIABLE) and not variables.is_yet_to_be_made(path):
+                raise absent.refusal(path)
         self.state.inside.expect(told.ready)
         self.late_paths = dict.fromkeys(told.late)
         self._waiting = list(told.resting)

@@ -35,7 +35,7 @@ from torchrelay.worker.parallel import of_state
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import absent, memory, values
 from torchrelay.worker.tensors.absent import GROWS, ITERATOR, LARGE, OBJECTS
-from torchrelay.worker.tensors.by_hand import ByHand, take_gradient
+from torchrelay.worker.tensors.by_hand import ByHand
 
 LIMIT = 48 << 10  # bytes of all that is kept of one object
 
@@ -119,8 +119,8 @@ class Moving:
             inside, untold = self.inside.note(before, now, self._walk.leaves, self.lacking)
             self.untold.paths.update(dict.fromkeys(untold))
             passed = inside.union(self.kept)
-            new = [path for path in changed if (in_call or now[path][0] == "tensor") and path not in passed]
-            self._note_untold([(path, told.before(before, path)) for path in new])  # between calls, of tensors only
+            new = [path for path in changed if (in_call or self._is_odd(path)) and path not in passed]
+            self._note_untold([(path, told.before(before, path)) for path in new])
         self._looks += 1
         self.kept = {path: self._walk.leaves.get(path, leaf) for path, leaf in self.kept.items()}
         self._noted.update(set(changed) - self._unsure)
@@ -241,6 +241,11 @@ class Moving:
             self._unsure.discard(path)
         self.kept[path] = leaf
         return True
+
+    def _is_odd(self, path: str) -> bool:
+        """Whether it is a tensor without plain memory. Of large ones the script may make the same between calls."""
+        value = self._walk.leaves[path].value
+        return isinstance(value, torch.Tensor) and memory.refusal(value) is not None
 
     def _may_be_told(self, tensor: torch.Tensor) -> bool:
         """Not what has no plain memory; what is trained by hand only if no function of the script's may tell it."""
@@ -438,17 +443,6 @@ class Moving:
             self.kept.pop(path, None)
         self._walk = self._go()
         self.untold.find(self._walk.leaves | self._walk.opened)
-        self._let_go()
-
-    def put_gradients(self, told_of: dict[str, bytes]) -> None:
-        """Those of tensors trained by hand. Raises `UnprovedError` where there is no such tensor."""
-        self._walk = self._go() if told_of else self._walk
-        for path, gradient in told_of.items():
-            tensor = None if (leaf := self._leaf(path)) is None else leaf.read()
-            if isinstance(tensor, torch.Tensor):
-                take_gradient(tensor, gradient, path)
-            elif not absent.is_absent(tensor) and not (path.startswith(VARIABLE) or variables.is_yet_to_be_made(path)):
-                raise absent.refusal(path)
         self._let_go()
 
     def _put_each(self, entries: Iterable[tuple[str, Any, bool, bool]], *, again: bool, lenient: bool) -> None:

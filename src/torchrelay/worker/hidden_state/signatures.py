@@ -75,7 +75,11 @@ def _of_tensor(value: torch.Tensor) -> tuple[Any, ...] | None:
     if type(value) is torch.Tensor and (is_held(value) or made.is_result(value)):
         return value.shape, made.digest(value)
     moved_by_hand = is_free(value) if value.requires_grad else type(value) is torch.Tensor
-    return (id(value), version_of(value)) if moved_by_hand else None
+    if not moved_by_hand:
+        return None
+    near = value.requires_grad and is_held(value.detach())  # torch does not count what is written by `.data`
+    within = made.digest(value.detach()) if near else b""
+    return id(value), version_of(value), within
 
 
 def glance(value: Any, place: object, *, entries_by_ids: bool = False) -> str:

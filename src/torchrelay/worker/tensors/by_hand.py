@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, cast
 
 import torch
 
 from torchrelay.worker.parallel.of_state import is_free
 from torchrelay.worker.tensors import absent, memory, values
 
-_ALL_ZEROS = b"zeros"
+_ALL_ZEROS, _NO_GRADIENT = b"zeros", b"none"
 # How a gradient lay when a call returned.
-_NONE, _ZEROS, _SAME, _OTHER = "none", "of zeros", "as at the gate", "another one"
-_CLEARS = frozenset({"zero_", "fill_", "copy_", "_foreach_zero_", "set_"})
+_NONE, _ZEROS, _OTHER = "none", "of zeros", "another one"
+LIMIT = 48 << 10  # bytes of all gradients of a record; further ones are absent
+_CLEARS = frozenset({"zero_", "fill_", "copy_", "_foreach_zero_"})
 _TELLS_NOTHING = frozenset({
     "detach_", "requires_grad_", "size", "dim", "numel", "nelement", "stride", "is_contiguous", "element_size",
     "shape", "dtype", "device", "layout", "ndim", "is_leaf", "requires_grad", "grad_fn", "is_sparse", "is_cuda",
@@ -42,24 +43,26 @@ class Place(Protocol):
 
 
 class AbsentGradient(torch.Tensor):
-    """Stands for one that is not here; what backward() adds to it is not known either. Cleared, it is one like any."""
+    """Stands for one that is not here; what backward() adds to it is not known either. Cleared, it is a plain tensor.
+
+    Whoever else holds this very tensor has it absent, too: its class is another one for as long as that is so.
+    """
 
     path: str
-    is_known: bool
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A function is named by itself, and what asks for an attribute by that one.
         name = getattr(getattr(func, "__self__", None), "__name__", "") or getattr(func, "__name__", "")
         cleared = [one for one in _within(args[:1]) if name in _CLEARS and isinstance(one, AbsentGradient)]
-        for one in _within([*args, *(kwargs or {}).values()]):
-            is_read = isinstance(one, AbsentGradient) and not one.is_known and all(one is not each for each in cleared)
-            if is_read and name not in _TELLS_NOTHING and not absent.is_ours(sys._getframe(1)):
+        for one in _within([*args[bool(cleared) :], *(kwargs or {}).values()]):
+            harmless = name in _TELLS_NOTHING or absent.is_ours(sys._getframe(1))
+            if isinstance(one, AbsentGradient) and not harmless:
                 raise absent.refuse(one.path)
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
         for one in cleared:
-            one.is_known = True
+            cast(Any, one).__class__ = torch.Tensor
         return found
 
 
@@ -71,66 +74,78 @@ def _within(some: Iterable[Any]) -> Iterator[Any]:
             yield one
 
 
-def absent_gradient(of: torch.Tensor, path: str) -> torch.Tensor:
-    """Of this tensor, at `path`."""
-    unknown = float("nan") if of.is_floating_point() or of.is_complex() else 0
-    found = torch.full_like(of.detach(), unknown).as_subclass(AbsentGradient)
-    found.path, found.is_known = f"{path}.grad", False
-    return found
+def let_be_absent(tensor: torch.Tensor, path: str) -> None:
+    """The gradient of this tensor, at `path`, is not known. One that is there may be known elsewhere: it is made so."""
+    gradient = tensor.grad
+    if gradient is None or type(gradient) is not torch.Tensor:
+        gradient = torch.zeros_like(tensor.detach())
+    with torch.no_grad():
+        gradient.fill_(float("nan"))
+    gradient.__class__ = AbsentGradient
+    unknown = cast(AbsentGradient, gradient)
+    unknown.path = f"{path}.grad"
+    tensor.grad = unknown
+    tensor.register_post_accumulate_grad_hook(_Again(path))  # type: ignore[no-untyped-call]
+
+
+class _Again:
+    """A hook: what backward(create_graph=True) puts in the place of one that is absent is not known either."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __call__(self, tensor: torch.Tensor) -> None:
+        gradient = tensor.grad
+        if type(gradient) is torch.Tensor and gradient.requires_grad and bool(gradient.isnan().all()):
+            tensor.grad = None
+            let_be_absent(tensor, self._path)
 
 
 def _is_unknown(gradient: torch.Tensor) -> bool:
-    return isinstance(gradient, AbsentGradient) and not gradient.is_known
+    return isinstance(gradient, AbsentGradient)
 
 
 def _is_small(gradient: torch.Tensor) -> bool:
     """Whether it is carried, and can be put back: by a copy."""
-    return memory.is_held(gradient) and gradient.nbytes <= memory.SMALL and not _is_unknown(gradient)
+    if _is_unknown(gradient) or gradient.requires_grad or not memory.is_held(gradient):
+        return False
+    return gradient.nbytes <= memory.SMALL and memory.refusal(gradient) is None
 
 
 class _Entry:
     """A tensor and its gradient when a call began."""
 
-    __slots__ = ("_copy", "_gradient", "_path", "_tensor", "_version", "_was_none", "_was_unknown")
+    __slots__ = ("_copy", "_gradient", "_is_zero", "_place", "_tensor", "_was_none")
 
-    def __init__(self, path: str, tensor: torch.Tensor) -> None:
+    def __init__(self, place: Place, tensor: torch.Tensor, *, is_zero: bool) -> None:
         gradient = tensor.grad
-        self._path, self._tensor = path, weakref.ref(tensor)
-        self._copy: torch.Tensor | None = None
+        self._place, self._tensor, self._is_zero = place, weakref.ref(tensor), is_zero
         self._was_none = gradient is None
-        self._was_unknown = gradient is not None and _is_unknown(gradient)
-        self._gradient: Callable[[], torch.Tensor | None] = lambda: None
-        self._version = 0
-        if gradient is None:
-            return
-        self._version = memory.version_of(gradient)
-        if _is_small(gradient):
-            self._copy = _plain(gradient).clone()
-            self._gradient = lambda: gradient
-        else:  # a large one that the script lets go is freed
-            self._gradient = weakref.ref(gradient)
+        self._copy: torch.Tensor | None = None
+        self._gradient: torch.Tensor | None = None
+        if gradient is not None and _is_small(gradient):  # a large one that the script lets go is freed
+            self._copy, self._gradient = gradient.clone(), gradient
 
     def rewind(self) -> None:
-        """Let it be as it was; or let it be absent, if it was large and has changed."""
+        """Let it be as it was; or let it be absent, if it is large."""
         tensor = self._tensor()
-        if tensor is None:
+        if tensor is None:  # the step has put another one in its place, and so have we
+            tensor = self._place.read()
+        if not isinstance(tensor, torch.Tensor) or not (tensor.requires_grad or tensor.is_leaf):
             return
         if not tensor.requires_grad:
             tensor.requires_grad_()
-        gradient = self._gradient()
-        tensor.grad = gradient
-        if gradient is not None and memory.version_of(gradient) != self._version:
-            is_filled = self._copy is not None and memory.fill(_plain(gradient), self._copy)
-            tensor.grad = gradient if is_filled else absent_gradient(tensor, self._path)
-        elif gradient is None and not self._was_none:
-            tensor.grad = absent_gradient(tensor, self._path)
-        if self._was_unknown and isinstance(tensor.grad, AbsentGradient):
-            tensor.grad.is_known = False
-
-
-def _plain(gradient: torch.Tensor) -> torch.Tensor:
-    with torch._C.DisableTorchFunctionSubclass():
-        return gradient.detach().as_subclass(torch.Tensor)
+        if self._was_none:
+            tensor.grad = None
+        elif self._copy is not None and self._gradient is not None and self._gradient.shape == tensor.shape:
+            memory.fill(self._gradient, self._copy)  # also if it was written to by what torch does not count
+            tensor.grad = self._gradient
+        elif self._is_zero and tensor.grad is not None and not _is_unknown(tensor.grad):
+            tensor.grad.detach().zero_()
+        elif self._is_zero:
+            tensor.grad = torch.zeros_like(tensor.detach())
+        else:
+            let_be_absent(tensor, self._place.path)
 
 
 class ByHand:
@@ -140,8 +155,8 @@ class ByHand:
         self._places: list[Place] = []
         self._all_known = True
         self._entries: list[_Entry] = []
-        self._at_gate: dict[str, tuple[int, int]] | None = None  # of the call under way, once it has come there
-        self._returns: dict[str, set[Any]] = {}  # by path, how it lay at returns
+        self._at_gate: dict[str, bool] | None = None  # of the call under way once it has come there: whether one lay
+        self._returns: dict[tuple[str, bool], set[str]] = {}  # by path and whether one lay at the gate: how at returns
         self._zeros: dict[str, tuple[int, int]] = {}  # those of zeros at the last one
 
     def know(self, places: Iterable[Place]) -> None:
@@ -154,7 +169,7 @@ class ByHand:
         """Whether any tensor is trained by hand."""
         return bool(self._places)
 
-    def _there(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _there(self) -> Iterator[tuple[Place, torch.Tensor]]:
         if not self._all_known:
             read = ((place, place.read()) for place in self._places)
             self._places = [place for place, one in read if isinstance(one, torch.Tensor) and is_free(one)]
@@ -162,29 +177,32 @@ class ByHand:
         for place in self._places:
             tensor = place.read()
             if isinstance(tensor, torch.Tensor) and is_free(tensor):
-                yield place.path, tensor
+                yield place, tensor
 
     def enter(self) -> None:
         """A call begins."""
-        self._entries = [_Entry(path, tensor) for path, tensor in self._there()] if self._places else []
+        self._entries = []
+        for place, tensor in self._there() if self._places else ():
+            is_zero = tensor.grad is not None and self._zeros.get(place.path) == _state_of(tensor.grad)
+            self._entries.append(_Entry(place, tensor, is_zero=is_zero))
         self._at_gate = None
 
     def pass_gate(self) -> None:
         """It is at its gate."""
-        self._at_gate = {path: _state_of(tensor.grad) for path, tensor in self._there()} if self._places else {}
+        there = self._there() if self._places else ()
+        self._at_gate = {place.path: tensor.grad is not None for place, tensor in there}
 
     def leave(self) -> None:
-        """It has returned: what lay where is the same as at the gate, or is not for long."""
+        """It has returned: what lay where, and what became of it after the gate."""
         before, self._at_gate, self._zeros = self._at_gate or {}, None, {}
-        for path, tensor in self._there() if self._places else ():
-            now, how = _state_of(tensor.grad), _OTHER
-            if tensor.grad is None:
+        for place, tensor in self._there() if self._places else ():
+            path, gradient, how = place.path, tensor.grad, _OTHER
+            known = self._returns.setdefault((path, before.get(path, False)), set())
+            if gradient is None:
                 how = _NONE
-            elif before.get(path) == now:
-                how = _SAME
-            elif self._returns.get(path, {_ZEROS}) == {_ZEROS} and _is_zero(tensor.grad):
-                how, self._zeros[path] = _ZEROS, now
-            self._returns.setdefault(path, set()).add(how)
+            elif known <= {_ZEROS} and _is_zero(gradient):
+                how, self._zeros[path] = _ZEROS, _state_of(gradient)
+            known.add(how)
 
     def rewind(self) -> None:
         """Put them back, as they were when the call began."""
@@ -194,38 +212,51 @@ class ByHand:
     # ------------------------------------------------------------ to tell and to take
 
     def tell(self) -> dict[str, bytes]:
-        """By path, each gradient that a replacement has to have: encoded, or empty where it is not known.
+        """By path, the gradient that a replacement has to have, or none: encoded, or empty where it is not known.
 
-        At a gate it is not known what becomes of it after the update, but by what became of it in all calls before.
+        What becomes of one after the gate is not known there, but where all calls before have cleared it.
         """
         found: dict[str, bytes] = {}
-        for path, tensor in self._there() if self._places else ():
-            gradient, how = tensor.grad, self._returns.get(path)
-            if self._at_gate is not None and how != {_SAME}:
-                if how != {_NONE} and not (how is None and gradient is None):
-                    found[path] = _ALL_ZEROS if how == {_ZEROS} else b""
-            elif gradient is not None and _is_small(gradient):
-                found[path] = values.encode(memory.near(_plain(gradient)), path)
-            elif gradient is not None:
+        room = LIMIT
+        for place, tensor in self._there() if self._places else ():
+            path, gradient = place.path, tensor.grad
+            if self._at_gate is not None:
+                how = self._returns.get((path, gradient is not None), {_OTHER} if gradient is not None else {_NONE})
+                found[path] = _ALL_ZEROS if how == {_ZEROS} else _NO_GRADIENT if how == {_NONE} else b""
+            elif gradient is None:
+                found[path] = _NO_GRADIENT
+            elif _is_small(gradient) and gradient.nbytes <= room:
+                room -= gradient.nbytes
+                found[path] = values.encode(memory.near(gradient), path)
+            else:
                 found[path] = _ALL_ZEROS if self._zeros.get(path) == _state_of(gradient) else b""
         return found
 
+    def take(self, told: dict[str, bytes]) -> set[str]:
+        """Give each tensor the gradient that its predecessor had. Returns the paths at which there is none."""
+        missing = {path for path, gradient in told.items() if gradient != _NO_GRADIENT}
+        for place, tensor in self._there():
+            if place.path in told:
+                _take(tensor, told[place.path], place.path)
+                missing.discard(place.path)
+        return missing
 
-def _state_of(gradient: torch.Tensor | None) -> tuple[int, int]:
-    return (0, 0) if gradient is None else (id(gradient), memory.version_of(gradient))
+
+def _state_of(gradient: torch.Tensor) -> tuple[int, int]:
+    return id(gradient), memory.version_of(gradient)
 
 
 def _is_zero(gradient: torch.Tensor) -> bool:
-    return not _is_unknown(gradient) and memory.is_dense(gradient) and not bool(_plain(gradient).any())
+    return not _is_unknown(gradient) and memory.is_dense(gradient) and not bool(gradient.detach().any())
 
 
-def take_gradient(tensor: torch.Tensor, told: bytes, path: str) -> None:
-    """Give it the gradient that its predecessor had."""
-    if told == _ALL_ZEROS:
-        tensor.grad = torch.zeros_like(tensor.detach())
+def _take(tensor: torch.Tensor, told: bytes, path: str) -> None:
+    """One that is there already may be known elsewhere, too: it is written to."""
+    if told == _NO_GRADIENT:
+        tensor.grad = None
         return
-    gradient = values.decode(told) if told else None
-    if isinstance(gradient, torch.Tensor) and gradient.shape == tensor.shape and gradient.dtype == tensor.dtype:
+    gradient = torch.zeros_like(tensor.detach()) if told == _ALL_ZEROS else values.decode(told) if told else None
+    if not isinstance(gradient, torch.Tensor) or (gradient.shape, gradient.dtype) != (tensor.shape, tensor.dtype):
+        let_be_absent(tensor, path)
+    elif tensor.grad is None or not memory.fill(tensor.grad, gradient):
         tensor.grad = gradient.to(tensor.device)
-    else:
-        tensor.grad = absent_gradient(tensor, path)

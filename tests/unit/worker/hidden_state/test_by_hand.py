@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-import multiprocessing
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -202,6 +202,179 @@ def test_at_a_gate_it_is_known_that_it_is_cleared_after_it(step: Callable[[Any],
     assert gradient is None if step is cleared else gradient.tolist() == [0.0, 0.0]
 
 
+def given(kept: torch.Tensor) -> None:
+    """Where the gradient of an equation is trained with: it is of a graph itself."""
+    torch.autograd.backward(kept.square().sum(), create_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_what_is_added_by_another_way_to_a_gradient_that_is_absent_is_absent() -> None:
+    life = Life(Trainer(torch.ones(LARGE, requires_grad=True), given))
+    life.call(CALLS)
+    other = after(life, torch.ones(LARGE, requires_grad=True))
+    other.enter()
+    for _ in range(2):
+        given(other.trainer.kept)
+        with pytest.raises(UnprovedError, match=r"kept\.grad was kept"):
+            other.trainer.kept.grad.sum()
+    other.trainer.kept.grad = None
+    given(other.trainer.kept)
+    assert other.trainer.kept.grad[0] == 2
+
+
+def test_a_replacement_has_no_gradient_where_its_predecessor_had_none() -> None:
+    life = Life(Trainer(with_gradient(torch.zeros(2, requires_grad=True)), cleared))
+    life.trainer.kept.grad = None
+    life.call(CALLS)
+    assert after(life, with_gradient(torch.zeros(2, requires_grad=True))).trainer.kept.grad is None
+
+
+def test_a_gradient_that_is_known_elsewhere_stays_the_same_tensor() -> None:
+    def step(kept: torch.Tensor) -> None:
+        assert kept.grad is not None
+        kept.grad.zero_()
+        torch.autograd.backward(kept.sum())
+
+    for size in (4, LARGE):
+        kept = with_gradient(torch.zeros(size, requires_grad=True))
+        life = Life(Trainer(kept, step))
+        life.call(5)
+        new = with_gradient(torch.zeros(size, requires_grad=True))
+        alias = new.grad
+        assert alias is not None
+        other = after(life, new)
+        assert new.grad is alias
+        if size == LARGE:
+            with pytest.raises(UnprovedError, match=r"kept\.grad was kept"):
+                alias.sum()
+            absent._refused.clear()
+        other.call(1)
+        assert alias.tolist() == [1.0] * size
+
+
+def test_writing_that_torch_does_not_count_is_put_back_and_told() -> None:
+    def step(kept: torch.Tensor) -> None:
+        torch.autograd.backward(kept.sum())
+        assert kept.grad is not None
+        kept.data -= 0.5 * kept.grad.data
+        kept.grad.data.mul_(0.5)
+
+    life = Life(Trainer(torch.zeros(2, requires_grad=True), step))
+    life.call(5)
+    kept = life.trainer.kept
+    value, gradient = kept.tolist(), kept.grad.tolist()
+    other = after(life, torch.zeros(2, requires_grad=True))
+    assert (other.trainer.kept.tolist(), other.trainer.kept.grad.tolist()) == (value, gradient)
+    life.enter()
+    kept.grad.data.mul_(0.5)
+    life.hidden.rewind()
+    assert kept.grad.tolist() == gradient
+
+
+@pytest.mark.parametrize("calls", [3, 5, CALLS])
+def test_a_gradient_goes_with_the_tensor_that_the_cut_step_had_replaced(calls: int) -> None:
+    def step(kept: torch.Tensor) -> torch.Tensor:
+        torch.autograd.backward(kept.sum())
+        assert kept.grad is not None
+        new = (kept - 0.1 * kept.grad).detach().requires_grad_()
+        new.grad = 0.5 * kept.grad
+        return new
+
+    life = Life(Trainer(torch.zeros(2, requires_grad=True), step))
+    life.call(calls)
+    gradient = life.trainer.kept.grad.tolist()
+    life.enter()
+    life.trainer.change(step)
+    life.hidden.rewind()
+    assert life.trainer.kept.grad.tolist() == gradient
+
+
+def test_a_conjugated_gradient_ends_nothing() -> None:
+    weight = torch.ones(3, dtype=torch.complex64)
+
+    def step(kept: torch.Tensor) -> None:
+        kept.grad = None
+        torch.autograd.backward((kept.conj() * weight).real.sum())
+
+    life = Life(Trainer(torch.zeros(3, dtype=torch.complex64, requires_grad=True), step))
+    life.call(5)
+    after(life, torch.zeros(3, dtype=torch.complex64, requires_grad=True)).call(2)
+
+
+def test_many_gradients_are_not_told_beyond_what_there_is_room_for() -> None:
+    def step(kept: list[torch.Tensor]) -> None:
+        for each in kept:
+            each.grad = None
+            torch.autograd.backward(each.sum())
+
+    life = Life(Trainer([torch.zeros(3000, requires_grad=True) for _ in range(20)], step))
+    life.call(5)
+    assert len(life.hidden.record()) < 100_000
+
+
+def test_one_that_was_cleared_can_be_copied() -> None:
+    def step(kept: torch.Tensor) -> None:
+        if kept.grad is not None:
+            kept.grad.zero_()
+        torch.autograd.backward(kept.square().sum())
+
+    life = Life(Trainer(torch.ones(LARGE, requires_grad=True), step))
+    life.call(CALLS)
+    other = after(life, torch.ones(LARGE, requires_grad=True))
+    other.call(1)
+    assert type(other.trainer.kept.grad) is torch.Tensor
+    assert copy.deepcopy(other.trainer.kept).grad[0] == 2
+
+
+def before_gate(kept: torch.Tensor) -> None:
+    torch.autograd.backward(kept.sum())
+
+
+class Now:
+    """Whether something is done after the gate of this call."""
+
+    on = False
+
+
+@pytest.mark.parametrize("clears", [False, True])
+def test_at_a_gate_no_gradient_is_taken_to_stay(clears: bool) -> None:
+    """That of a script that accumulates and clears now and then, or with `.data`."""
+    now = Now()
+
+    def behind(kept: torch.Tensor) -> None:
+        if clears and kept.grad is not None:
+            kept.grad.data.zero_()
+        elif now.on:
+            kept.grad = None
+
+    life = Life(Trainer(torch.zeros(2, requires_grad=True), before_gate, behind))
+    life.call(CALLS)
+    life.enter()
+    life.pass_gate()
+    gradient = after(life, torch.zeros(2, requires_grad=True)).trainer.kept.grad
+    if clears:
+        assert gradient.tolist() == [0.0, 0.0]
+    else:
+        with pytest.raises(UnprovedError, match=r"kept\.grad was kept"):
+            gradient.sum()
+
+
+def test_nor_is_one_that_is_there_for_the_first_time_taken_to_be_cleared() -> None:
+    now = Now()
+
+    def before(kept: torch.Tensor) -> None:
+        if now.on:
+            torch.autograd.backward(kept.sum())
+
+    life = Life(Trainer(torch.zeros(2, requires_grad=True), before))
+    life.call(CALLS)
+    now.on = True
+    life.enter()
+    life.pass_gate()
+    with pytest.raises(UnprovedError, match=r"kept\.grad was kept"):
+        after(life, torch.zeros(2, requires_grad=True)).trainer.kept.grad.sum()
+
+
 def test_at_a_gate_one_that_is_cleared_now_and_then_is_not_known() -> None:
     counted = itertools.count()
 
@@ -308,80 +481,3 @@ def test_so_it_is_in_the_first_call_of_a_replacement() -> None:
     step(other.trainer.kept)
     other.hidden.rewind()
     assert other.trainer.kept[0] == 5
-
-
-# ---------------------------------------------------------------- replaced by what cannot be carried
-
-
-REPLACED: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] = {
-    "by a sparse one": (lambda: torch.eye(2), lambda: torch.eye(2).to_sparse()),
-    "by one that overlaps": (lambda: torch.eye(2), lambda: torch.arange(4.0).unfold(0, 2, 1)),
-    "by a large one": (lambda: torch.zeros(LARGE), lambda: torch.ones(LARGE)),
-    "by a large one that is trained": (lambda: torch.zeros(LARGE), lambda: torch.ones(LARGE, requires_grad=True)),
-    "by a large parameter": (lambda: torch.zeros(LARGE), lambda: torch.nn.Parameter(torch.ones(LARGE))),
-}
-
-
-@pytest.mark.parametrize("between", [True, False])
-@pytest.mark.parametrize("kind", REPLACED)
-@pytest.mark.parametrize("calls", [2, CALLS])
-def test_what_gives_way_to_that_is_absent_on_a_replacement(kind: str, calls: int, between: bool) -> None:
-    first, then = REPLACED[kind]
-    life = Life(Trainer(first(), lambda _: None))
-    life.call(calls)
-    if not between:
-        life.enter()
-    life.trainer.kept = then()
-    if not between:
-        life.pass_gate()
-        life.leave()
-    life.call(3)
-    assert absent.is_absent(after(life, first()).trainer.kept)
-
-
-@pytest.mark.parametrize("between", [True, False])
-def test_a_parameter_that_gives_way_to_another_is_one_on_a_replacement(between: bool) -> None:
-    life = Life(Trainer(torch.nn.Parameter(torch.zeros(2)), lambda _: None))
-    life.call(CALLS)
-    if not between:
-        life.enter()
-    life.trainer.kept = torch.nn.Parameter(torch.ones(2))
-    if not between:
-        life.pass_gate()
-        life.leave()
-    life.call(3)
-    kept = after(life, torch.nn.Parameter(torch.zeros(2))).trainer.kept
-    assert (type(kept), kept.tolist(), kept.requires_grad) == (torch.nn.Parameter, [1.0, 1.0], True)
-
-
-def test_a_buffer_that_gives_way_in_a_cut_call_stands_there_again() -> None:
-    for calls in (2, CALLS):
-        buffer = bytearray(b"abcd")
-        life = Life(Trainer(buffer, lambda _: None))
-        life.call(calls)
-        life.enter()
-        life.trainer.kept = bytearray(b"efgh")
-        life.hidden.rewind()
-        assert life.trainer.kept is buffer
-        assert buffer == b"abcd"
-
-
-@pytest.mark.parametrize("calls", [3, CALLS])
-def test_what_another_process_has_said_is_not_taken_back(calls: int) -> None:
-    stop = multiprocessing.Value("b", 0)
-    life = Life(Trainer(stop, lambda _: None))
-    life.call(calls)
-    life.enter()
-    stop.value = 1
-    with pytest.raises(UnprovedError, match="kept is changed where it lies"):
-        life.hidden.rewind()
-    assert stop.value == 1
-
-
-@pytest.mark.parametrize(("before", "behind"), [(1, 1.0), (0, False), (0.0, -0.0)])
-def test_equal_is_not_the_same(before: Any, behind: Any) -> None:
-    life = Life(Trainer(5.5, lambda _: before))
-    life.call(CALLS)
-    life.trainer.after = lambda _: behind
-    life.call(1)
-    assert list(life.hidden.late_paths)
