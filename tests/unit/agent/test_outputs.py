@@ -219,36 +219,31 @@ class TestEnd:
         os.write(writing, b"LAST LINE\n")
         os.close(writing)
 
+    def written(self, folder: Path, lines: int) -> str:
+        """By a scribe whose forkserver has ended."""
+        (ours, theirs), busy = socket.socketpair(), mmap.mmap(-1, mmap.PAGESIZE)
+        one = Scribe(theirs, busy, folder, Bounds())
+        reading, writing = os.pipe()
+        one.add(reading, Source("w1", b"key", str(folder / "w1.log")))
+        ours.close()
+        writer = Thread(target=self.paced, args=(writing, lines))
+        writer.start()
+        one.run()
+        writer.join(60)
+        theirs.close()
+        return (folder / "w1.log").read_text()
+
     def test_a_scribe_reads_on_as_long_as_something_comes(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(scribe, "END_S", 0.5)
-        (ours, theirs), busy = socket.socketpair(), mmap.mmap(-1, mmap.PAGESIZE)
-        one = Scribe(theirs, busy, tmp_path, Bounds())
-        reading, writing = os.pipe()
-        one.add(reading, Source("w1", b"key", str(tmp_path / "w1.log")))
-        ours.close()
-        writer = Thread(target=self.paced, args=(writing, 30))
-        writer.start()
-        one.run()
-        writer.join(60)
-        theirs.close()
-        assert (tmp_path / "w1.log").read_text().endswith("29\nLAST LINE\n")
+        assert self.written(tmp_path, 30).endswith("29\nLAST LINE\n")
 
     def test_but_not_for_ever(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(scribe, "MOST_END_S", 0.5)
-        (ours, theirs), busy = socket.socketpair(), mmap.mmap(-1, mmap.PAGESIZE)
-        one = Scribe(theirs, busy, tmp_path, Bounds())
-        reading, writing = os.pipe()
-        one.add(reading, Source("w1", b"key", str(tmp_path / "w1.log")))
-        ours.close()
-        writer = Thread(target=self.paced, args=(writing, 60))
-        writer.start()
-        one.run()
-        writer.join(60)
-        theirs.close()
-        assert (tmp_path / "w1.log").read_text().startswith("0\n")
-        assert "LAST LINE" not in (tmp_path / "w1.log").read_text()
+        found = self.written(tmp_path, 60)
+        assert found.startswith("0\n")
+        assert "LAST LINE" not in found
 
     def test_a_forkserver_waits_for_its_scribe_as_long_as_that_goes_on(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -77,7 +77,9 @@ def _within(some: Iterable[Any]) -> Iterator[Any]:
 def let_be_absent(tensor: torch.Tensor, path: str) -> None:
     """The gradient of this tensor, at `path`, is not known. One that is there may be known elsewhere: it is made so."""
     gradient = tensor.grad
-    if gradient is None or type(gradient) is not torch.Tensor:
+    if gradient is not None and _is_unknown(gradient):
+        return
+    if type(gradient) is not torch.Tensor or not memory.is_dense(gradient) or gradient.is_inference():
         gradient = torch.zeros_like(tensor.detach())
     with torch.no_grad():
         gradient.fill_(float("nan"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,18 +13,9 @@ import torch
 
 from tests.support.trainer_life import CALLS, Life, Trainer, after
 from torchrelay.errors import UnprovedError
-from torchrelay.worker.parallel import of_state
 from torchrelay.worker.tensors import absent
 
 pytestmark = pytest.mark.slow  # many walks
-
-
-@pytest.fixture(autouse=True)
-def none_refused() -> Iterator[None]:
-    absent._refused.clear()
-    of_state._free.clear()
-    yield
-    absent._refused.clear()
 
 
 # ---------------------------------------------------------------- tensors trained by hand

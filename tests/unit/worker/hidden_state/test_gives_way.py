@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,19 +11,10 @@ import torch
 
 from tests.support.trainer_life import CALLS, Life, Trainer, after
 from torchrelay.errors import UnprovedError
-from torchrelay.worker.parallel import of_state
 from torchrelay.worker.tensors import absent
 
 pytestmark = pytest.mark.slow  # many walks
 LARGE = 6000
-
-
-@pytest.fixture(autouse=True)
-def none_refused() -> Iterator[None]:
-    absent._refused.clear()
-    of_state._free.clear()
-    yield
-    absent._refused.clear()
 
 
 def test_a_large_one_that_the_script_makes_again_between_steps_is_let_be() -> None:

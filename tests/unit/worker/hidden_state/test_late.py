@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
@@ -14,19 +14,9 @@ import torch
 
 from tests.support.trainer_life import CALLS, Life, Trainer
 from torchrelay.errors import UnprovedError
-from torchrelay.worker.parallel import of_state
 from torchrelay.worker.state.lent import parted
-from torchrelay.worker.tensors import absent
 
 pytestmark = pytest.mark.slow  # many walks
-
-
-@pytest.fixture(autouse=True)
-def none_refused() -> Iterator[None]:
-    absent._refused.clear()
-    of_state._free.clear()
-    yield
-    absent._refused.clear()
 
 
 TWICE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
