@@ -15,6 +15,7 @@ from torchrelay.protocol.messages.orders import Verdict
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.moves import MoveKind, MoveState, Taint
 from torchrelay.protocol.model.roster import Life, Seat, Worker, natural_key
+from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement.policy import (
     choose_resume_point,
     choose_sources,
@@ -40,6 +41,10 @@ def reported(committed: Point | None, phase: WorkerPhase = COMPUTING, pending: P
     return Seat(
         worker=WorkerId("w"), shard="all", report=report, holds=committed, serves=committed is not None
     )  # fmt: skip
+
+
+def sources_for(known: dict[Rank, Seat], rank: Rank, point: Point, *, tried: bool = False) -> tuple[Rank, ...]:
+    return tuple(choose_sources(Table(known), rank, point, tried=tried))
 
 
 def seats(*them: Seat) -> dict[Rank, Seat]:
@@ -106,38 +111,38 @@ def test_it_is_said_when_a_spare_is_taken_whose_place_is_to_be_used_last() -> No
 def test_a_source_holds_the_same_shard_at_the_point_and_reported_it() -> None:
     lost = Seat(shard="all")
     good = reported(HERE)
-    assert choose_sources(seats(lost, good, good), Rank(0), HERE) == (1, 2)
-    assert choose_sources(seats(good, lost), Rank(1), HERE) == (0,)
-    assert choose_sources(seats(good), Rank(0), HERE) == ()
-    assert choose_sources(seats(lost, reported(NEXT)), Rank(0), HERE) == ()
-    assert choose_sources(seats(lost, replace(good, holds=None)), Rank(0), HERE) == ()
-    assert choose_sources(seats(lost, replace(good, serves=False)), Rank(0), HERE) == ()
-    assert choose_sources(seats(lost, replace(good, shard="left")), Rank(0), HERE) == ()
+    assert sources_for(seats(lost, good, good), Rank(0), HERE) == (1, 2)
+    assert sources_for(seats(good, lost), Rank(1), HERE) == (0,)
+    assert sources_for(seats(good), Rank(0), HERE) == ()
+    assert sources_for(seats(lost, reported(NEXT)), Rank(0), HERE) == ()
+    assert sources_for(seats(lost, replace(good, holds=None)), Rank(0), HERE) == ()
+    assert sources_for(seats(lost, replace(good, serves=False)), Rank(0), HERE) == ()
+    assert sources_for(seats(lost, replace(good, shard="left")), Rank(0), HERE) == ()
 
 
 def test_who_rolls_forward_is_a_source_too() -> None:
     rolling = replace(reported(HERE, GATE, NEXT), holds=NEXT)
-    assert choose_sources(seats(Seat(shard="all"), rolling), Rank(0), NEXT) == (1,)
+    assert sources_for(seats(Seat(shard="all"), rolling), Rank(0), NEXT) == (1,)
 
 
 def test_unknown_shards_are_not_equal() -> None:
     unknown = replace(reported(HERE), shard="")
-    assert choose_sources(seats(Seat(), unknown), Rank(0), HERE) == ()
+    assert sources_for(seats(Seat(), unknown), Rank(0), HERE) == ()
 
 
 def test_a_source_that_failed_may_be_asked_again_and_one_whose_digest_differed_not() -> None:
     good = reported(HERE)
     failed = Seat(shard="all", failed=frozenset({Rank(1)}))
     distrusting = Seat(shard="all", distrusted=frozenset({Rank(1)}))
-    assert choose_sources(seats(failed, good, good), Rank(0), HERE) == (2,)
-    assert choose_sources(seats(failed, good, good), Rank(0), HERE, tried=True) == (1, 2)
-    assert choose_sources(seats(distrusting, good, good), Rank(0), HERE, tried=True) == (2,)
+    assert sources_for(seats(failed, good, good), Rank(0), HERE) == (2,)
+    assert sources_for(seats(failed, good, good), Rank(0), HERE, tried=True) == (1, 2)
+    assert sources_for(seats(distrusting, good, good), Rank(0), HERE, tried=True) == (2,)
 
 
 def test_a_replacement_that_was_restored_can_be_asked_from_the_next_generation_on() -> None:
     restored = replace(reported(None), holds=HERE)
-    assert choose_sources(seats(Seat(shard="all"), restored), Rank(0), HERE) == ()
-    assert choose_sources(seats(Seat(shard="all"), restored), Rank(0), HERE, tried=True) == (1,)
+    assert sources_for(seats(Seat(shard="all"), restored), Rank(0), HERE) == ()
+    assert sources_for(seats(Seat(shard="all"), restored), Rank(0), HERE, tried=True) == (1,)
 
 
 def sources(story: Story, rank: int) -> list[str]:

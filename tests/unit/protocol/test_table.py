@@ -54,6 +54,74 @@ def test_each_version_is_what_a_dict_would_be(seed: int) -> None:
         check(table, like, keys)
 
 
+def is_odd(value: int) -> bool:
+    return value % 2 == 1
+
+
+def is_eight(value: int) -> bool:
+    return value == 8
+
+
+def third(value: int) -> int:
+    return value % 3
+
+
+def check_what_is_counted(table: Table[int, int], like: dict[int, int]) -> None:
+    for fact in (is_odd, is_eight):
+        having = [(key, value) for key, value in like.items() if fact(value)]
+        assert table.count(fact) == len(having)
+        assert table.any(fact) is bool(having)
+        assert list(table.where(fact)) == having
+    for name in range(4):
+        assert list(table.group(third, name)) == [(key, value) for key, value in like.items() if third(value) == name]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_counted_is_what_a_walk_would_count(seed: int) -> None:
+    draw = random.Random(seed)
+    size = draw.choice((3, SMALL, SMALL + 1, 3 * SMALL))
+    table, like = Table((key, key % 7) for key in range(size)), {key: key % 7 for key in range(size)}
+    new = size
+    values = draw.choice(((0, 8), (1, 8), tuple(range(9))))
+    for step in range(6 * SMALL):
+        key = draw.choice((*like, new))
+        new += key == new
+        if draw.random() < 0.7:
+            like[key] = draw.choice(values)
+            table = table.put(key, like[key])
+        else:
+            like.pop(key, None)
+            table = table.drop(key)
+        if step % draw.choice((1, 2, 50)) == 0:
+            check_what_is_counted(table, like)
+    check_what_is_counted(table, like)
+
+
+def test_versions_of_one_table_count_each_for_itself() -> None:
+    first = Table((key, 0) for key in range(3 * SMALL))
+    check_what_is_counted(first, dict(first))
+    one, two = first.put(5, 1).put(900, 8), first.drop(5)
+    for version in (one, two, first, one.drop(900), two.put(7, 3)):
+        check_what_is_counted(version, dict(version))
+
+
+@pytest.mark.parametrize("size", [3, SMALL, 3 * SMALL])
+def test_differences_are_what_was_put_and_dropped(size: int) -> None:
+    class Thing:
+        pass
+
+    things = {key: Thing() for key in range(size)}
+    before = Table(things)
+    new, other = Thing(), Thing()
+    after = before.put(1, new).drop(2).put(size, other)
+    expected = {1: (things[1], new), 2: (things[2], None), size: (None, other)}
+    assert {key: (was, now) for key, was, now in after.differences(before)} == expected
+    back = {key: (now, was) for key, (was, now) in expected.items()}
+    assert {key: (was, now) for key, was, now in before.differences(after)} == back
+    assert not list(after.differences(after))
+    assert not list(Table(dict(after)).differences(after)), "though it has blocks of its own"
+
+
 def test_a_version_is_not_touched_by_what_is_made_of_it() -> None:
     first = Table((key, key) for key in range(2 * SMALL))
     versions = [first.put(1000, value).put(1001 + value, value).drop(7) for value in range(3)]

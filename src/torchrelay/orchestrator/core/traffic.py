@@ -15,7 +15,7 @@ from torchrelay.wire.messages.channel import OrderFrame, ToAgent
 
 # Events that are heard in one go, at most. One, until simulated worlds with batches are without a violation: in seed
 # 6588 (`shell.BUSY_MS` of 0, 0, 3, 60) all go back by sections only, to a snapshot, which `invariants` does not expect.
-TOGETHER = 1
+TOGETHER = 4_096
 # Within one frame: first who must stop, then who starts, then the rest in the order of a recovery.
 SEQUENCE: dict[type[Order], int] = {kind: place for place, kind in reversed([*enumerate((Fence, *get_args(AnyOrder)))])}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torchrelay.protocol.messages.events import PrivateRecord, WorkerExited, WorkerStarted
 from torchrelay.protocol.messages.ids import JobId, NodeId, Rank, WorkerId
+from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.moves import Taint, TaintId
 from torchrelay.protocol.model.roster import Life, Node, Seat, Worker
@@ -41,13 +42,24 @@ class Cluster:
     def of_job(self, job: JobId) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.job == job]
 
+    def on_node(self, node: NodeId) -> list[Worker]:
+        return [worker for _, worker in self.workers.group(facts.node_of, node)]
+
+    def fencing(self, job: JobId) -> list[Worker]:
+        """Workers of a job whose end is awaited."""
+        return [worker for _, worker in self.workers.where(facts.is_fencing) if worker.job == job]
+
     def spares(self, job: JobId) -> list[Worker]:
         """Workers of a job without a rank, wherever they are in their start; not those that a move has appointed."""
-        return [w for w in self.of_job(job) if w.rank is None and w.incoming_for is None and w.life is not Life.FENCING]
+        return [worker for _, worker in self.workers.where(facts.is_idle) if worker.job == job]
 
     def still_held(self, job: JobId, rank: Rank) -> bool:
         """Whether a former holder of the rank may still run: its end has not been seen."""
-        return any(w.job == job and w.rank == rank and w.life is Life.FENCING for w in self.workers.values())
+        return any(worker.life is Life.FENCING for worker in self.of_rank(job, rank))
+
+    def of_rank(self, job: JobId, rank: Rank) -> list[Worker]:
+        """The workers that hold this rank, or have held it and may still run."""
+        return [worker for _, worker in self.workers.group(facts.rank_of, (job, rank))]
 
     # ------------------------------------------------------------ changing
 

@@ -2,11 +2,15 @@
 
 A small table is a dict that is copied. A large one keeps its values in blocks, of which `put` and `drop` copy one, so a
 change costs about the same in a job of eight ranks and of sixteen thousand. See docs/decisions/0018.
+
+What is asked of all values (is there one that is not ready? which workers run on this node?) is counted once, and kept
+from version to version: `count`, `any`, `where` and `group` cost what has changed since they were asked last.
 """
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
+from bisect import bisect_right, insort
+from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 from itertools import chain
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -16,6 +20,7 @@ T = TypeVar("T")
 
 SMALL = 128  # up to here a copy of a dict costs less than blocks do
 BLOCK = 64  # the square root of a few thousand: a block and the row of blocks cost about the same to copy
+FEW = 64  # so many places are kept with a count; of more, only how many there are
 
 
 class _Nothing:
@@ -39,6 +44,11 @@ class _Places(Generic[K]):
         self.of = {key: place for place, key in enumerate(self.keys)}
 
 
+# Of a fact about values: how many have it, the places of these if they are few, and a place before which none has it. A
+# fact is a function of its own, as it is told from others by identity.
+_Tally = tuple[int, tuple[int, ...] | None, int]
+
+
 class _Items(ItemsView[K, V]):
     def __init__(self, table: Table[K, V]) -> None:
         super().__init__(table)
@@ -60,7 +70,7 @@ class _Values(ValuesView[V]):
 class Table(Mapping[K, V], Generic[K, V]):
     """A mapping that never changes, in the order in which keys came; `put` and `drop` make a new one."""
 
-    __slots__ = ("_blocks", "_hash", "_items", "_length", "_places", "_used")
+    __slots__ = ("_blocks", "_groups", "_hash", "_items", "_length", "_places", "_tallies", "_used")
 
     def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
         found = dict(items)
@@ -77,6 +87,8 @@ class Table(Mapping[K, V], Generic[K, V]):
     def _fill(self, places: _Places[K], blocks: tuple[tuple[Any, ...], ...], used: int, length: int) -> None:
         self._items = None
         self._places, self._blocks, self._used, self._length = places, blocks, used, length
+        self._tallies: dict[Callable[[V], bool], _Tally] = {}
+        self._groups: dict[Callable[[V], Hashable], Table[Hashable, tuple[int, ...]]] = {}
 
     @classmethod
     def _of(cls, places: _Places[K], blocks: tuple[tuple[Any, ...], ...], used: int, length: int) -> Table[K, V]:
@@ -168,14 +180,17 @@ class Table(Mapping[K, V], Generic[K, V]):
             return Table({**self._items, key: value})
         place = self._place(key)
         if place is not None:
-            return self._of(self._places, self._replaced(place, value), self._used, self._length)
+            made = self._of(self._places, self._replaced(place, value), self._used, self._length)
+            return made._follow(self, place, self._blocks[place // BLOCK][place % BLOCK], value)
         if key in self._places.of or len(self._places.keys) != self._used:  # of another version, or dropped before
             return Table({**dict(self.pairs()), key: value})
         self._places.of[key] = self._used
         self._places.keys.append(key)
         last = self._blocks[-1]
         blocks = (*self._blocks, (value,)) if len(last) == BLOCK else (*self._blocks[:-1], (*last, value))
-        return self._of(self._places, blocks, self._used + 1, self._length + 1)
+        return self._of(self._places, blocks, self._used + 1, self._length + 1)._follow(
+            self, self._used, NOTHING, value
+        )
 
     def drop(self, key: K) -> Table[K, V]:
         """The same table without `key`, which may be absent."""
@@ -186,7 +201,8 @@ class Table(Mapping[K, V], Generic[K, V]):
             return self
         if self._length <= SMALL or 2 * self._length <= self._used:  # half of it is gaps
             return Table((k, v) for k, v in self.pairs() if k != key)
-        return self._of(self._places, self._replaced(place, NOTHING), self._used, self._length - 1)
+        made = self._of(self._places, self._replaced(place, NOTHING), self._used, self._length - 1)
+        return made._follow(self, place, self._blocks[place // BLOCK][place % BLOCK], NOTHING)
 
     def _replaced(self, place: int, value: object) -> tuple[tuple[Any, ...], ...]:
         """The blocks with another value in this place."""
@@ -196,3 +212,131 @@ class Table(Mapping[K, V], Generic[K, V]):
         blocks = list(self._blocks)
         blocks[row] = tuple(block)
         return tuple(blocks)
+
+    # ------------------------------------------------------------ what is asked of all values
+
+    def count(self, fact: Callable[[V], bool]) -> int:
+        """How many values have this fact. Pass the same function each time."""
+        if self._items is not None:
+            return sum(map(fact, self._items.values()))
+        return self._tally(fact)[0]
+
+    def any(self, fact: Callable[[V], bool]) -> bool:
+        """Whether a value has this fact."""
+        return any(map(fact, self._items.values())) if self._items is not None else self._tally(fact)[0] > 0
+
+    def where(self, fact: Callable[[V], bool]) -> Iterator[tuple[K, V]]:
+        """The keys and values that have this fact, in order. To ask for the first of many costs little."""
+        if self._items is not None:
+            return ((key, value) for key, value in self._items.items() if fact(value))
+        places = self._tally(fact)[1]
+        if places is None:
+            return self._search(fact)
+        return ((self._places.keys[place], self._blocks[place // BLOCK][place % BLOCK]) for place in places)
+
+    def _search(self, fact: Callable[[V], bool]) -> Iterator[tuple[K, V]]:
+        number, _, first = self._tallies[fact]
+        found = False
+        for place in range(first, self._used):
+            value = self._blocks[place // BLOCK][place % BLOCK]
+            if value is not NOTHING and fact(value):
+                if not found:
+                    found, self._tallies[fact] = True, (number, None, place)
+                yield self._places.keys[place], value
+
+    def group(self, of: Callable[[V], Hashable], name: Hashable, *, after: K | None = None) -> Iterator[tuple[K, V]]:
+        """The keys and values of which `of` is `name`, in order. Pass the same function each time.
+
+        `after`: begin behind this key, and come round to it.
+        """
+        if self._items is not None:
+            found = [(key, value) for key, value in self._items.items() if of(value) == name]
+            order = {key: place for place, key in enumerate(self._items)} if after is not None else {}
+            behind = [pair for pair in found if after is None or order[pair[0]] > order[after]]
+            return chain(behind, found[: len(found) - len(behind)])
+        places = self._grouped(of).get(name, ())
+        cut = 0 if after is None else bisect_right(places, self._places.of[after])
+        return (
+            (self._places.keys[place], self._blocks[place // BLOCK][place % BLOCK])
+            for place in chain(places[cut:], places[:cut])
+        )
+
+    def _grouped(self, of: Callable[[V], Hashable]) -> Table[Hashable, tuple[int, ...]]:
+        groups = self._groups.get(of)
+        if groups is None:
+            found: dict[Hashable, list[int]] = {}
+            for place, value in self._placed():
+                found.setdefault(of(value), []).append(place)
+            groups = self._groups[of] = Table((key, tuple(places)) for key, places in found.items())
+        return groups
+
+    def differences(self, before: Table[K, V]) -> Iterator[tuple[K, V | None, V | None]]:
+        """Each key whose value is not the object that it was before, with the value then and now; None: absent."""
+        shared = self._items is None and before._items is None and self._places is before._places
+        if not shared:
+            for key, value in before.pairs():
+                if self.get(key) is not value:
+                    yield key, value, self.get(key)
+            yield from ((key, None, value) for key, value in self.pairs() if key not in before)
+            return
+        for row in range(max(len(self._blocks), len(before._blocks))):
+            new = self._blocks[row] if row < len(self._blocks) else ()
+            old = before._blocks[row] if row < len(before._blocks) else ()
+            if new is old:
+                continue
+            for column in range(max(len(new), len(old))):
+                now = new[column] if column < len(new) else NOTHING
+                was = old[column] if column < len(old) else NOTHING
+                if now is not was:
+                    key = self._places.keys[row * BLOCK + column]
+                    yield key, cast(V, None if was is NOTHING else was), cast(V, None if now is NOTHING else now)
+
+    def _placed(self) -> Iterator[tuple[int, V]]:
+        values = enumerate(chain.from_iterable(self._blocks))
+        return ((place, value) for place, value in values if value is not NOTHING)
+
+    def _tally(self, fact: Callable[[V], bool]) -> _Tally:
+        known = self._tallies.get(fact)
+        if known is None or (known[1] is None and known[0] <= FEW):
+            places = tuple(place for place, value in self._placed() if fact(value))
+            first = places[0] if places else self._used
+            known = self._tallies[fact] = (len(places), places if len(places) <= FEW else None, first)
+        return known
+
+    def _follow(self, before: Table[K, V], place: int, old: Any, new: Any) -> Table[K, V]:
+        """Keep what was counted in the version before, which differs in this place."""
+        for fact, tally in before._tallies.items():
+            had, has = old is not NOTHING and fact(old), new is not NOTHING and fact(new)
+            self._tallies[fact] = tally if had == has else _counted(tally, place, has)
+        for of, groups in before._groups.items():
+            was = NOTHING if old is NOTHING else of(old)
+            now = NOTHING if new is NOTHING else of(new)
+            if was != now:
+                groups = groups if was is NOTHING else _left(groups, was, place)
+                groups = groups if now is NOTHING else _joined(groups, now, place)
+            self._groups[of] = groups
+        return self
+
+
+def _counted(tally: _Tally, place: int, has: bool) -> _Tally:
+    """A tally after the value in this place got the fact, or lost it."""
+    number, places, first = tally
+    if has:
+        few = None if places is None or number == FEW else _with(places, place)
+        return number + 1, few, min(first, place)
+    return number - 1, None if places is None else tuple(one for one in places if one != place), first
+
+
+def _with(places: tuple[int, ...], place: int) -> tuple[int, ...]:
+    found = list(places)
+    insort(found, place)
+    return tuple(found)
+
+
+def _left(groups: Table[Any, tuple[int, ...]], name: Hashable, place: int) -> Table[Any, tuple[int, ...]]:
+    # An empty group keeps its place: it mostly fills again.
+    return groups.put(name, tuple(one for one in groups[name] if one != place))
+
+
+def _joined(groups: Table[Any, tuple[int, ...]], name: Hashable, place: int) -> Table[Any, tuple[int, ...]]:
+    return groups.put(name, _with(groups.get(name, ()), place))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, WorkerPhase
+from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import Fault, Mark, Resolution
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.moves import Move, MoveState
@@ -96,8 +97,8 @@ def choose_boundary(job: Job) -> tuple[Point | None, str]:
 def set_boundary(cluster: Cluster, job: Job) -> Cluster:
     """When all have said how far they are: the boundary."""
     now = cluster.now_ms
-    silent = [rank for rank, seat in sorted(job.seats.items()) if seat.report is None]
-    if silent:
+    silent = next(job.seats.where(facts.has_not_reported), None)
+    if silent is not None:
         if now - job.phase_ms < job.spec.report_ms:
             return cluster
         return in_vain(cluster, job, f"rank {silent[0]} did not say how far it is")
@@ -119,7 +120,7 @@ def finish_halt(cluster: Cluster, job: Job) -> Cluster:
     """When everybody stands after the boundary, targets included: cut over."""
     now, move = cluster.now_ms, job.open_move
     assert move is not None, "a move has asked for the boundary"
-    stand = all(seat.ready for seat in job.seats.values())
+    stand = not job.seats.any(facts.is_not_ready)
     if stand and all(cluster.workers[target].brought == job.boundary for target in move.targets.values()):
         return cut_over(cluster, job, move)
     if not stand:
@@ -146,11 +147,9 @@ def cut_over(cluster: Cluster, job: Job, move: Move) -> Cluster:
     now = cluster.now_ms
     boundary = job.boundary
     job = job.mark(Mark.READY, now).mark(Mark.CUTOVER, now)
-    for rank, seat in job.seats.items():
-        job = job.with_seat(rank, replace(seat, holds=boundary))
     job = begin_generation(job)
-    for rank, seat in job.seats.items():
-        job = job.with_seat(rank, replace(seat, serves=True, ready=True))
+    standing = Table((rank, replace(seat, holds=boundary, serves=True, ready=True)) for rank, seat in job.seats.items())
+    job = replace(job, seats=standing)
     for rank, target in move.targets.items():
         seat, worker = job.seats[rank], cluster.workers[target]
         assert seat.worker is not None, "a vacant rank is recovered, not moved"
@@ -233,7 +232,7 @@ def give_up(job: Job, move: Move, now_ms: int) -> Job:
 def finish_release(cluster: Cluster, job: Job) -> Cluster | None:
     """When everybody has gone on: it was no interruption. None if that takes too long."""
     now = cluster.now_ms
-    if all(seat.resumed for seat in job.seats.values()):
+    if not job.seats.any(facts.has_not_resumed):
         job = replace(job, boundary=None).enter(JobPhase.RUNNING, now, "training, as before")
         return cluster.with_job(job.close(Resolution.CALLED_OFF, now, eligible=False))
     return None if now - job.phase_ms >= job.spec.reconfigure_ms else cluster
@@ -266,10 +265,10 @@ def give_back(cluster: Cluster, job: Job, rank: Rank) -> Job | None:
 
 def release_outgoing_workers(cluster: Cluster, job: Job) -> Cluster:
     """Nobody needs the outgoing workers any more: they end."""
-    for rank, seat in job.seats.items():
-        if seat.outgoing is not None:
-            cluster = cluster.fence(seat.outgoing)
-            job = job.with_seat(rank, replace(seat, outgoing=None))
+    for rank, seat in list(job.seats.where(facts.has_outgoing)):
+        assert seat.outgoing is not None, "just asked"
+        cluster = cluster.fence(seat.outgoing)
+        job = job.with_seat(rank, replace(seat, outgoing=None))
     return cluster.with_job(job)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torchrelay.protocol.messages.events import JobSpec
 from torchrelay.protocol.messages.ids import START, NodeId, Point, Rank, WorkerPhase
 from torchrelay.protocol.messages.orders import Verdict
+from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.roster import Life, Seat, Worker, natural_key
+from torchrelay.protocol.model.table import Table
 
 # Generations in a row in which nothing was committed, before the job stops trying.
 GENERATION_BUDGET = 20
@@ -15,6 +17,8 @@ GENERATION_BUDGET = 20
 START_BUDGET = 3
 # Times that a job goes back to a snapshot from the same step, before it is left to its error.
 ROLL_BUDGET = 3
+# Sources that are named to one that needs the state. Where there are more replicas, each replacement gets others.
+MOST_SOURCES = 16
 # How long a process may take to end after the script's exception left it.
 DYING_MS = 10_000
 # A rank that has not joined so long after all ranks were connected never will.
@@ -66,8 +70,10 @@ def choose_spare(
     return best, f"rank {rank} moves to {best.life} spare {best.worker} on {best.node}{why}"
 
 
-def choose_sources(seats: Mapping[Rank, Seat], rank: Rank, point: Point, *, tried: bool = False) -> tuple[Rank, ...]:
-    """Ranks that hold the same shard at `point` and were not found wanting, lowest first.
+def choose_sources(
+    seats: Table[Rank, Seat], rank: Rank, point: Point, *, tried: bool = False, after: Rank | None = None
+) -> Iterator[Rank]:
+    """Ranks that hold the same shard at `point` and were not found wanting, lowest first, or from `after` on.
 
     Only who stood there when this generation was agreed on serves its state; a replacement does so from the next one.
 
@@ -75,13 +81,12 @@ def choose_sources(seats: Mapping[Rank, Seat], rank: Rank, point: Point, *, trie
     were restored in it, though not those whose digest differed.
     """
     seat = seats[rank]
-    return tuple(
+    return (
         other
-        for other, candidate in sorted(seats.items())
+        for other, candidate in (seats.group(facts.shard_of, seat.shard, after=after) if seat.shard else ())
         if other != rank
         and candidate.holds == point
         and (tried or candidate.serves)
-        and candidate.shard == seat.shard != ""
         and other not in seat.distrusted
         and (tried or other not in seat.failed)
     )

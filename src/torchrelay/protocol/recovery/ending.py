@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torchrelay.protocol.messages.events import PrivateRecord
 from torchrelay.protocol.messages.ids import START, Generation, JobId, Rank, WorkerId
+from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import Fault, Resolution
 from torchrelay.protocol.model.job import MOVING, Job, JobPhase, Outcome
 from torchrelay.protocol.model.moves import MoveState
@@ -102,7 +103,7 @@ def is_expendable(seat: Seat) -> bool:
 
 def unprotected(cluster: Cluster, job: Job, lost: Seat) -> bool:
     """Whether this script trains without us: to start it again would be to do in silence what it has done before."""
-    joined = lost.joined or any(seat.joined for seat in job.seats.values())
+    joined = lost.joined or job.seats.count(facts.has_not_joined) < len(job.seats)
     return not joined and cluster.now_ms - job.phase_ms >= UNJOINED_MS
 
 
@@ -202,6 +203,8 @@ def end_job(cluster: Cluster, job: Job, code: int, reason: str, *, eligible: boo
 def collect_ended(cluster: Cluster, job_id: JobId) -> Cluster:
     """When the last process of an ending or finishing job is gone, it has ended."""
     job = cluster.jobs[job_id]
+    if job.phase not in (JobPhase.FINISHING, JobPhase.ENDING):
+        return cluster
     left = cluster.of_job(job_id)
     # All ranks have finished: one that hangs on its way out, and may be beyond SIGKILL, has nothing more to give.
     leaving = [worker for worker in left if worker.rank is not None and worker.life is not Life.FENCING]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torchrelay.protocol.messages.events import Effect
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
+from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import Mark
 from torchrelay.protocol.model.job import RECOVERING, Job, JobPhase
 from torchrelay.protocol.model.moves import MoveState
@@ -70,7 +71,9 @@ def fill_slots(cluster: Cluster, job: Job) -> Cluster:
     """
     if all_vacant(job) and still_ending(cluster, job):
         return cluster  # every rank comes back to its own slot, when that is free
-    missing = spares_wanted(job) - len(usable_spares(cluster, job))
+    missing = spares_wanted(job) - count_usable_spares(cluster, job)
+    if missing <= 0 and job.open_move is None and not all_vacant(job):
+        return invite(cluster, job)  # as mostly: then nobody has to look which slots are free
     free = free_slots(cluster, job)
     if all_vacant(job):
         free, wanted = in_order(job, free)
@@ -95,10 +98,12 @@ def invite(cluster: Cluster, job: Job) -> Cluster:
     """Start guests for ranks that have no place, nor will have one in a moment, if the job may share slots."""
     if not may_share(job):
         return cluster
-    vacant = [rank for rank, seat in job.seats.items() if seat.worker is None]
+    vacant = [rank for rank, _ in job.seats.where(facts.is_vacant)]
     move = job.open_move
     leaving = [] if move is None or not move.shares or move.state is not MoveState.PREPARING else move.ranks
     ranks = [*vacant, *(r for r in leaving if move is not None and r not in move.targets and r not in vacant)]
+    if not ranks:
+        return cluster
     able = [spare for spare in usable_spares(cluster, job) if not is_cold(cluster, spare)]
     short = len(ranks) - len(able) - soon_free(cluster, job)
 
@@ -112,7 +117,7 @@ def invite(cluster: Cluster, job: Job) -> Cluster:
 
 def spares_wanted(job: Job) -> int:
     """How many workers without a rank there should be now."""
-    vacant = sum(seat.worker is None for seat in job.seats.values())
+    vacant = job.seats.count(facts.is_vacant)
     move = job.open_move
     if job.phase in RECOVERING:
         return vacant
@@ -125,6 +130,13 @@ def spares_wanted(job: Job) -> int:
 def usable_spares(cluster: Cluster, job: Job) -> list[Worker]:
     """Spares that can be given a rank where they are. Those on a closed place are of no use."""
     return [spare for spare in cluster.spares(job.spec.job) if not is_closed(cluster, spare.node, spare.slot)]
+
+
+def count_usable_spares(cluster: Cluster, job: Job) -> int:
+    """How many there are."""
+    if len(cluster.jobs) == 1 and not cluster.taints:
+        return cluster.workers.count(facts.is_idle)
+    return len(usable_spares(cluster, job))
 
 
 def spare_for(
@@ -156,8 +168,13 @@ def apart_from(cluster: Cluster, job: Job, rank: Rank) -> Callable[[Worker], boo
 def outlives(cluster: Cluster, job: Job, rank: Rank, node: NodeId) -> bool:
     """Whether the shard of this rank is on another node than this one, too."""
     shard = job.seats[rank].shard
-    holders = [seat.worker for other, seat in job.seats.items() if other != rank and seat.shard == shard != ""]
-    return {cluster.workers[worker].node for worker in holders if worker is not None} != {node}
+    here = False
+    for other, seat in job.seats.group(facts.shard_of, shard) if shard else ():
+        if other != rank and seat.worker is not None:
+            if cluster.workers[seat.worker].node != node:
+                return True
+            here = True
+    return not here  # nobody else has it: then no place is worse than another
 
 
 def asked_nodes(cluster: Cluster, job: Job, free: list[tuple[NodeId, int]]) -> list[NodeId]:
@@ -175,7 +192,9 @@ def clear_out(cluster: Cluster, job: Job) -> Cluster:
     move = job.open_move
     awaited = move is not None and move.shares and move.state is MoveState.PREPARING
     idle = job.phase is JobPhase.RUNNING and not awaited
-    for spare in cluster.spares(job.spec.job):
+    # Nothing is to be left where no taint lies: then it is about guests only, and there are few.
+    fact = facts.is_idle if cluster.taints else facts.is_idle_guest
+    for spare in [one for _, one in cluster.workers.where(fact) if one.job == job.spec.job]:
         unneeded = idle and shares_with(cluster, spare) is not None
         if spare.guest:  # the other may have been dead already: then this is a slot that has lost its worker
             unneeded = unneeded or not is_usable(cluster, job, (spare.node, spare.slot))
@@ -187,30 +206,34 @@ def clear_out(cluster: Cluster, job: Job) -> Cluster:
 def awaits_nodes(cluster: Cluster, job: Job) -> bool:
     """Whether a job that starts for the first time has fewer nodes than it was submitted for."""
     first = job.phase is JobPhase.STARTING and job.starts == 0 and job.restarts == 0
-    return first and sum(node.alive for node in cluster.nodes.values()) < job.spec.nodes
+    return first and cluster.nodes.count(facts.is_alive) < job.spec.nodes
 
 
 def seat_all(cluster: Cluster, job: Job) -> Cluster:
     """At a start: when all nodes are there and enough workers, every rank gets its worker at once."""
-    if any(seat.worker is not None for seat in job.seats.values()):
+    if job.seats.count(facts.is_vacant) < len(job.seats):
         return cluster
-    ending = [worker.worker for worker in cluster.of_job(job.spec.job) if worker.life is Life.FENCING]
+    ending = [worker.worker for worker in cluster.fencing(job.spec.job)]
     if ending:  # two holders of one rank, though of two histories, could still write the same files
         return wait_for_room(cluster, job, f"waiting for the end of {', '.join(sorted(ending))}")
     if awaits_nodes(cluster, job):
         return cluster
+    if count_usable_spares(cluster, job) < len(job.seats):
+        return wait_for_places(cluster, job, count_usable_spares(cluster, job))
     able = sorted(
         usable_spares(cluster, job),
         key=lambda w: (w.guest, taken_last(cluster, w.node, w.slot), *slot_order(job.spec, w.node, w.slot), w.worker),
     )
-    if len(able) < len(job.seats):
-        why = f"{len(job.seats)} ranks need as many workers; there are {len(able)}: waiting for places"
-        return wait_for_room(cluster, job, why)
-    for number, worker in enumerate(able[: len(job.seats)]):
-        rank = Rank(number)
+    holders = list(zip(job.seats.items(), able, strict=False))
+    for (rank, _), worker in holders:
         cluster = cluster.with_worker(replace(worker, rank=rank))
-        job = job.with_seat(rank, replace(job.seats[rank], worker=worker.worker, home=worker.node))
-    return cluster.with_job(replace(job, waiting_ms=None, why="workers are starting"))
+    seats = Table((rank, replace(seat, worker=one.worker, home=one.node)) for (rank, seat), one in holders)
+    return cluster.with_job(replace(job, seats=seats, waiting_ms=None, why="workers are starting"))
+
+
+def wait_for_places(cluster: Cluster, job: Job, there: int) -> Cluster:
+    why = f"{len(job.seats)} ranks need as many workers; there are {there}: waiting for places"
+    return wait_for_room(cluster, job, why)
 
 
 def wait_for_room(cluster: Cluster, job: Job, why: str) -> Cluster:
@@ -223,7 +246,7 @@ def wait_for_room(cluster: Cluster, job: Job, why: str) -> Cluster:
 
 def wire_first(cluster: Cluster, job: Job) -> Cluster:
     """The first wiring, when every rank has asked for it."""
-    if not all(seat.ready for seat in job.seats.values()):
+    if job.seats.any(facts.is_not_ready):
         return cluster
     return cluster.with_job(job.enter(JobPhase.RECONFIGURING, cluster.now_ms, "all ranks ask to be wired"))
 
@@ -237,8 +260,7 @@ def acquire_ranks(cluster: Cluster, job: Job) -> Cluster | None:
     """Give each vacant rank to a spare, once its former holder is known to have ended. None if nothing changed."""
     if all_vacant(job):
         return reseat(cluster, job)
-    vacant = [rank for rank, seat in sorted(job.seats.items()) if seat.worker is None]
-    for rank in vacant:
+    for rank, _ in list(job.seats.where(facts.is_vacant)):
         stuck = undying(cluster, job, rank)
         if stuck:
             return wait_for_spare(cluster, job, stuck)
@@ -319,8 +341,8 @@ def give_way(cluster: Cluster, job: Job, rank: Rank) -> Cluster | None:
 
 def undying(cluster: Cluster, job: Job, rank: Rank) -> str:
     """Why a vacant rank cannot be given away for long: a former holder does not end, whatever is done. Else empty."""
-    for worker in cluster.of_job(job.spec.job):
-        if worker.rank == rank and cluster.now_ms - worker.since_ms >= DYING_MS:
+    for worker in cluster.of_rank(job.spec.job, rank):
+        if cluster.now_ms - worker.since_ms >= DYING_MS:
             return f"rank {rank}'s last holder {worker.worker} cannot be ended: waiting"
     return ""
 
@@ -343,7 +365,7 @@ def take(cluster: Cluster, job: Job, rank: Rank, worker: WorkerId) -> Cluster:
     now = cluster.now_ms
     seat = replace(job.seats[rank], worker=worker, replacement=True, assigned_in=job.generation, assigned_ms=now)
     job = replace(job.with_seat(rank, seat), waiting_ms=None)
-    if all(other.worker is not None for other in job.seats.values()):
+    if not job.seats.any(facts.is_vacant):
         job = job.mark(Mark.ACQUIRED, now)
     return cluster.with_worker(replace(cluster.workers[worker], rank=rank)).with_job(job)
 
@@ -360,7 +382,7 @@ def wait_for_spare(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
 
 def dismiss_outgoing_workers(cluster: Cluster, job: Job) -> Cluster | None:
     """A rank is lost and there is no spare: outgoing workers whose ranks have their state make room."""
-    done = [rank for rank, seat in job.seats.items() if seat.outgoing is not None and seat.holds is not None]
+    done = [rank for rank, seat in job.seats.where(facts.has_outgoing) if seat.holds is not None]
     if not done:
         return None
     for rank in done:

@@ -11,11 +11,13 @@ and answers arrive does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 from torchrelay.protocol.messages.ids import START, Generation, Point, Rank
 from torchrelay.protocol.messages.orders import Verdict
+from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import Fault, Mark, Resolution
 from torchrelay.protocol.model.job import MOVING, Job, JobPhase
 from torchrelay.protocol.model.roster import Life, Seat, Worker
@@ -28,7 +30,13 @@ from torchrelay.protocol.placement.boundary import (
     release_outgoing_workers,
     set_boundary,
 )
-from torchrelay.protocol.placement.policy import DYING_MS, choose_resume_point, choose_sources, judge_report
+from torchrelay.protocol.placement.policy import (
+    DYING_MS,
+    MOST_SOURCES,
+    choose_resume_point,
+    choose_sources,
+    judge_report,
+)
 from torchrelay.protocol.recovery.ending import NO_STATE, end_job, fall_back, interrupt_job, lose_worker, start_again
 from torchrelay.protocol.recovery.placing import acquire_ranks
 from torchrelay.protocol.recovery.replicas import DETECTOR, differing_at_the_end
@@ -71,7 +79,7 @@ def progress_recovery(cluster: Cluster, job: Job) -> Cluster:
 def watch_running(cluster: Cluster, job: Job) -> Cluster:
     """All ranks finished: they may leave. A collective broken without a cause: connect anew, nobody is replaced."""
     now = cluster.now_ms
-    if all(seat.finished for seat in job.seats.values()):
+    if not job.seats.any(facts.has_not_finished):
         if wrong := differing_at_the_end(job.seats.items()):
             job = job.suffer(Fault(wrong, DETECTOR, now), now)
             return end_job(cluster, job, NO_STATE, wrong)  # its own checkpoint may hold these, too
@@ -141,18 +149,18 @@ def owes_report(cluster: Cluster, job: Job, seat: Seat) -> bool:
 def agree(cluster: Cluster, job: Job) -> Cluster:
     """When all survivors have reported: the resume point. A worker that is silent too long is lost."""
     now = cluster.now_ms
-    owing = [seat for _, seat in sorted(job.seats.items()) if owes_report(cluster, job, seat)]
-    for seat in owing:
-        if now - job.phase_ms >= job.spec.report_ms:
-            assert seat.worker is not None, "a vacant seat owes nothing"
-            cause = f"did not report within {job.spec.report_ms / 1000:g} s of the interrupt"
-            return lose_worker(cluster, seat.worker, cause=cause, detector="report deadline", ended=False)
-    if owing:
-        return cluster
+    silent = (seat for _, seat in job.seats.where(facts.has_not_reported))
+    owing = next((seat for seat in silent if owes_report(cluster, job, seat)), None)
+    if owing is not None:
+        if now - job.phase_ms < job.spec.report_ms:
+            return cluster
+        assert owing.worker is not None, "a vacant seat owes nothing"
+        cause = f"did not report within {job.spec.report_ms / 1000:g} s of the interrupt"
+        return lose_worker(cluster, owing.worker, cause=cause, detector="report deadline", ended=False)
     point, reason = choose_resume_point(job.seats, job.resume_point)
     if point is None and job.rolled is not None:
         point, reason = job.rolled, f"of {job.rolled} there is a snapshot of every rank"
-    if point is None and any(seat.outgoing is not None for seat in job.seats.values()):
+    if point is None and job.seats.any(facts.has_outgoing):
         point, reason = job.boundary, f"all ranks change hands, and their outgoing workers stand after {job.boundary}"
     if point is None and not job.trained and not left_records(job):
         return start_again(cluster, job, "no rank had called protect() yet")
@@ -205,13 +213,13 @@ def unable(seat: Seat, point: Point) -> str:
 def decide(cluster: Cluster, job: Job, point: Point, reason: str) -> Cluster:
     """Fix the resume point, and note what each survivor holds or will hold."""
     now = cluster.now_ms
-    verdicts: dict[Rank, Verdict] = {}
-    for rank, seat in sorted(job.seats.items()):
-        verdict = judge_report(seat, point)
-        if verdict is not None:
-            verdicts[rank] = verdict
-        stands = verdict is not None
-        job = job.with_seat(rank, replace(seat, holds=point if stands else None, serves=stands))
+    verdicts = {rank: judge_report(seat, point) for rank, seat in job.seats.items()}
+    stands = {rank for rank, verdict in verdicts.items() if verdict is not None}
+    seats = Table(
+        (rank, replace(seat, holds=point if rank in stands else None, serves=rank in stands))
+        for rank, seat in job.seats.items()
+    )
+    job = replace(job, seats=seats)
     if point != job.boundary:  # what the outgoing workers of a move have is of the past
         cluster = release_outgoing_workers(cluster, job)
         job = replace(cluster.jobs[job.spec.job], boundary=None)
@@ -239,17 +247,17 @@ def prepare(cluster: Cluster, job: Job) -> Cluster:
     """When every rank stands at the safepoint: reconfigure. A replacement needs what its rank's former holder left."""
     now, point = cluster.now_ms, job.resume_point
     assert point is not None, "the resume point is decided before any rank prepares for it"
-    for rank, seat in sorted(job.seats.items()):
-        if seat.holds is None and not cluster.still_held(job.spec.job, rank):
+    for rank, _ in job.seats.where(facts.holds_nothing):
+        if not cluster.still_held(job.spec.job, rank):
             lacking = what_lacks(cluster, job, rank, point)
             if lacking:
                 return go_back(cluster, job, lacking)
-    for _, seat in sorted(job.seats.items()):
+    for _, seat in job.seats.where(facts.is_not_ready) if now - job.phase_ms >= job.spec.ready_ms else ():
         since = max(job.phase_ms, seat.assigned_ms)
-        if seat.worker is not None and not seat.ready and now - since >= job.spec.ready_ms:
+        if seat.worker is not None and now - since >= job.spec.ready_ms:
             cause = f"did not reach the safepoint of {point} within {job.spec.ready_ms / 1000:g} s"
             return lose_worker(cluster, seat.worker, cause=cause, detector="safepoint deadline", ended=False)
-    if all(seat.ready for seat in job.seats.values()):
+    if not job.seats.any(facts.is_not_ready):
         job = job.mark(Mark.READY, now)
         return cluster.with_job(job.enter(JobPhase.RECONFIGURING, now, f"all ranks stand after {point}"))
     return cluster
@@ -267,7 +275,7 @@ def what_lacks(cluster: Cluster, job: Job, rank: Rank, point: Point) -> str:
         asked_ms = max(job.phase_ms, seat.ended_ms)
         if not buddies_to_ask(cluster, job, rank) or now - asked_ms >= job.spec.report_ms:
             return f"rank {rank}'s private state at {point} is lost"
-    elif shards_known(job, rank) and not sources_of(cluster, job, rank):
+    elif shards_known(job, rank) and not has_sources(cluster, job, rank):
         return f"no replica holds the shard of rank {rank}"
     return ""
 
@@ -293,19 +301,38 @@ def buddies_to_ask(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, W
     return found
 
 
-def sources_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -> list[tuple[Rank, Worker]]:
-    """Sources of this rank's state: its outgoing worker first, then replicas, then outgoing workers of others."""
+def sources_of(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, Worker]]:
+    """Sources of this rank's state: its outgoing worker first, then replicas, then outgoing workers of others.
+
+    `MOST_SOURCES` of them, if there are more. Then those that follow this rank, so that not all ask the same.
+    """
+    found = list(islice(candidates(cluster, job, rank), MOST_SOURCES + 1))
+    if len(found) > MOST_SOURCES:
+        return list(islice(candidates(cluster, job, rank, after=rank), MOST_SOURCES))
+    return found
+
+
+def has_sources(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -> bool:
+    """Whether there is one. `tried`: see `choose_sources`."""
+    return next(candidates(cluster, job, rank, tried=tried), None) is not None
+
+
+def candidates(
+    cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False, after: Rank | None = None
+) -> Iterator[tuple[Rank, Worker]]:
+    """All sources of this rank's state, in that order."""
     assert job.resume_point is not None, "state is fetched for a resume point"
     if job.rolled is not None:
-        return keepers_of(cluster, job, rank, tried=tried)
-    found = outgoing_workers_of(cluster, job, rank, (rank,), tried=tried)
-    replicas = choose_sources(job.seats, rank, job.resume_point, tried=tried)
-    for other in replicas:
+        yield from keepers_of(cluster, job, rank, tried=tried)
+        return
+    yield from outgoing_workers_of(cluster, job, rank, (rank,), tried=tried)
+    for other in choose_sources(job.seats, rank, job.resume_point, tried=tried, after=after):
         holder = job.seats[other].worker
         if holder is not None:
-            found.append((other, cluster.workers[holder]))
-    rest = [other for other in sorted(job.seats) if other != rank and other not in replicas]
-    return found + outgoing_workers_of(cluster, job, rank, rest, tried=tried)
+            yield other, cluster.workers[holder]
+    others = [other for other, _ in job.seats.where(facts.has_outgoing) if other != rank]
+    replicas = set(choose_sources(job.seats, rank, job.resume_point, tried=tried)) if others else set()
+    yield from outgoing_workers_of(cluster, job, rank, (one for one in others if one not in replicas), tried=tried)
 
 
 def outgoing_workers_of(
@@ -329,8 +356,7 @@ def shards_known(job: Job, rank: Rank) -> bool:
 
     What a worker says when it joins may be lost with its agent. Survivors say it again, and so does the replacement.
     """
-    holding = [seat for seat in job.seats.values() if seat.holds is not None]
-    return all(seat.shard for seat in (job.seats[rank], *holding))
+    return bool(job.seats[rank].shard) and not job.seats.any(facts.holds_unnamed)
 
 
 def store_host(job: Job) -> Rank:
@@ -346,27 +372,30 @@ def is_restored(job: Job, seat: Seat) -> bool:
     return seat.holds == job.resume_point
 
 
+def all_restored(job: Job) -> bool:
+    """Whether every holder is. When a resume point is decided each seat holds that, or nothing."""
+    return job.resume_point is None or not job.seats.any(facts.holds_nothing)
+
+
 def reconfigure(cluster: Cluster, job: Job) -> Cluster:
     """When everybody is connected and holds the state: resume. Otherwise mind the deadlines and the sources."""
     now = cluster.now_ms
-    seats = job.seats.values()
-    if all(seat.reconfigured and is_restored(job, seat) for seat in seats):
+    wired, restored = not job.seats.any(facts.is_not_reconfigured), all_restored(job)
+    if wired and restored:
         # No rank has gone on yet, and none needs the outgoing workers any more: all that are there have what they have.
         return release_outgoing_workers(cluster, job.enter(JobPhase.RESUMING, now, "all connected and restored"))
-    for rank, seat in sorted(job.seats.items()):
-        if is_restored(job, seat):
-            continue
-        if sources_of(cluster, job, rank):
+    for rank, seat in () if restored else job.seats.where(facts.holds_nothing):
+        if has_sources(cluster, job, rank):
             continue
         holder = seat.worker
         if seat.outgoing is not None and holder is not None:  # it has all of the state still, and can go on
             cause = "its state could not be had, verified"
             return lose_worker(cluster, holder, cause=cause, detector="restore", ended=False)
-        if sources_of(cluster, job, rank, tried=True):
+        if has_sources(cluster, job, rank, tried=True):
             return try_again(cluster, job, f"no source delivered the state of rank {rank}: all are asked again")
         return unrestored(cluster, job, rank)
     limit = job.spec.reconfigure_ms
-    if not all(seat.reconfigured for seat in seats):
+    if not wired:
         if now - job.phase_ms >= limit:
             return try_again(cluster, job, f"not everybody was connected within {limit / 1000:g} s")
     elif now - job.phase_ms >= limit + job.spec.restore_ms:
@@ -410,7 +439,7 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
     now = cluster.now_ms
     if job.broken is not None:
         return mend(cluster, job, job.broken)
-    if not all(seat.resumed for seat in job.seats.values()):
+    if job.seats.any(facts.has_not_resumed):
         if now - job.phase_ms >= job.spec.reconfigure_ms:
             return try_again(cluster, job, "not everybody resumed in time")
         return cluster

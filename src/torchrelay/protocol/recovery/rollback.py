@@ -7,10 +7,14 @@ script. So all holders end, workers in the same slots take over as replacements 
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
+from operator import itemgetter
 
 from torchrelay.protocol.messages.events import Snapshot
 from torchrelay.protocol.messages.ids import START, JobId, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.roster import Life, Seat, Worker
 from torchrelay.protocol.model.state import Cluster
@@ -60,9 +64,12 @@ def newest_common(cluster: Cluster, job: Job) -> Point | None:
         told = [
             one for node in nodes for one in job.kept[node] if job.resume_point is None or one.point <= job.resume_point
         ]
-        common = [{one.point for one in told if one.rank == rank} for rank in job.seats]
-        if set.intersection(*common):
-            return max(set.intersection(*common))
+        points: dict[Rank, set[Point]] = {rank: set() for rank in job.seats}
+        for one in told:
+            points.get(one.rank, set()).add(one.point)
+        common = set.intersection(*points.values())
+        if common:
+            return max(common)
     return None
 
 
@@ -154,12 +161,12 @@ def emptied(cluster: Cluster, job: Job, rank: Rank) -> Seat:
 
 def still_ending(cluster: Cluster, job: Job) -> list[Worker]:
     """Former holders that may still run: nobody takes a rank before all of them have ended."""
-    return [worker for worker in cluster.of_job(job.spec.job) if worker.life is Life.FENCING]
+    return cluster.fencing(job.spec.job)
 
 
 def all_vacant(job: Job) -> bool:
     """Whether the ranks are still to be taken again."""
-    return job.rolled is not None and all(seat.worker is None for seat in job.seats.values())
+    return job.rolled is not None and job.seats.count(facts.is_vacant) == len(job.seats)
 
 
 def in_order(job: Job, free: list[tuple[NodeId, int]]) -> tuple[list[tuple[NodeId, int]], int]:
@@ -172,23 +179,24 @@ def in_order(job: Job, free: list[tuple[NodeId, int]]) -> tuple[list[tuple[NodeI
 
 def places_for(job: Job, spares: list[Worker]) -> dict[Rank, WorkerId]:
     """Which spare takes which rank: in the slot where the rank was, else on its node, else any."""
-    left = {spare.worker: spare for spare in spares}
     found: dict[Rank, WorkerId] = {}
-
-    def fits(spare: Worker, seat: Seat, closeness: int) -> bool:
-        here = seat.place
-        if closeness == 2 or here is None:
-            return closeness == 2
-        return here == (spare.node, spare.slot) if closeness == 0 else here[0] == spare.node
-
-    for closeness in range(3):
-        for rank, seat in sorted(job.seats.items()):
-            if rank in found:
-                continue
-            name = next((name for name, spare in sorted(left.items()) if fits(spare, seat, closeness)), None)
-            if name is not None:
-                found[rank] = name
-                del left[name]
+    taken: set[WorkerId] = set()
+    closer: tuple[Callable[[NodeId, int], Hashable], ...] = (
+        lambda node, slot: (node, slot),
+        lambda node, _: node,
+        lambda _, __: None,
+    )
+    for place_of in closer:
+        left: dict[Hashable, deque[WorkerId]] = {}
+        for spare in sorted(spares, key=lambda one: one.worker):
+            if spare.worker not in taken:
+                left.setdefault(place_of(spare.node, spare.slot), deque()).append(spare.worker)
+        for rank, seat in job.seats.items():
+            # A rank without a place takes what is left in the end.
+            here = place_of(*seat.place) if seat.place is not None else None
+            if rank not in found and left.get(here):
+                found[rank] = left[here].popleft()
+                taken.add(found[rank])
     return found
 
 
@@ -202,9 +210,8 @@ def keepers_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -
     seat = job.seats[rank]
     own = None if seat.worker is None else cluster.workers[seat.worker].node
     found: list[tuple[Rank, Worker]] = []
-    for other, holder in sorted(job.seats.items()):
-        worker = None if holder.worker is None else cluster.workers.get(holder.worker)
-        if worker is None or worker.life not in (Life.STARTED, Life.WARM) or worker.node not in nodes:
+    for other, worker in holders_on(cluster, job, nodes):
+        if worker.life not in (Life.STARTED, Life.WARM):
             continue
         if other in seat.distrusted or (other in seat.failed and not tried):
             continue
@@ -218,13 +225,16 @@ def may_come(cluster: Cluster, job: Job, rank: Rank) -> bool:
     assert job.rolled is not None, "asked of a job that goes back"
     asked = job.seats[rank].asked_buddies
     for node in nodes_with(job, rank, job.rolled):
-        there = [
-            worker
-            for seat in job.seats.values()
-            if seat.worker is not None and (worker := cluster.workers.get(seat.worker)) and worker.node == node
-        ]
-        if any(worker.worker not in asked for worker in there):
+        there = holders_on(cluster, job, [node])
+        if any(worker.worker not in asked for _, worker in there):
             return True
-        if any(seat.worker is None for seat in job.seats.values()) and not there:
+        if job.seats.any(facts.is_vacant) and not there:
             return True
     return False
+
+
+def holders_on(cluster: Cluster, job: Job, nodes: Iterable[NodeId]) -> list[tuple[Rank, Worker]]:
+    """The ranks that are held on these nodes, in order, and by whom."""
+    there = (worker for node in nodes for worker in cluster.on_node(node))
+    held = ((worker.rank, worker) for worker in there if worker.job == job.spec.job and worker.rank is not None)
+    return sorted(((rank, worker) for rank, worker in held if job.is_held_by(worker.worker, rank)), key=itemgetter(0))

@@ -59,8 +59,7 @@ def is_shared(cluster: Cluster, worker: Worker) -> bool:
     if worker.guest:
         return True
     here = (worker.node, worker.slot)
-    there = [one for one in cluster.workers.values() if (one.node, one.slot) == here and one.life is not Life.FENCING]
-    return len(there) > 1
+    return len(living_in(cluster, *here)) > 1
 
 
 def shares_with(cluster: Cluster, worker: Worker) -> Worker | None:
@@ -69,11 +68,16 @@ def shares_with(cluster: Cluster, worker: Worker) -> Worker | None:
         return None
     here = (worker.node, worker.slot)
     host = min(
-        (one for one in cluster.workers.values() if (one.node, one.slot) == here and one.life is not Life.FENCING),
+        living_in(cluster, *here),
         key=lambda one: (one.guest, natural_key(one.worker)),
         default=worker,
     )
     return None if host.worker == worker.worker else host
+
+
+def living_in(cluster: Cluster, node: NodeId, slot: int) -> list[Worker]:
+    """The workers in a slot, but for those whose end is awaited."""
+    return [one for one in cluster.on_node(node) if one.slot == slot and one.life is not Life.FENCING]
 
 
 def with_own_slot(cluster: Cluster, workers: Iterable[Worker]) -> list[Worker]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import Mark
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.roster import Life, Seat
@@ -33,7 +34,7 @@ def worker_reported(cluster: Cluster, event: ev.WorkerReported) -> Cluster:
     if found is None or found[1].report is not None:
         return cluster
     job, seat = found
-    if all(other.report is None for other in job.seats.values()):
+    if job.seats.count(facts.has_not_reported) == len(job.seats):
         job = job.mark(Mark.INTERRUPTED, cluster.now_ms)
     cluster = cluster.with_job(job.with_seat(event.rank, replace(seat, report=event)))
     return note_kept(cluster, event.job, cluster.workers[event.worker].node, event.kept)
@@ -95,7 +96,7 @@ def worker_reconfigured(cluster: Cluster, event: ev.WorkerReconfigured) -> Clust
         return cluster
     job, seat = found
     job = job.with_seat(event.rank, replace(seat, reconfigured=True))
-    if all(other.reconfigured for other in job.seats.values()) and not seat.reconfigured:
+    if not seat.reconfigured and not job.seats.any(facts.is_not_reconfigured):
         job = job.mark(Mark.RECONFIGURED, cluster.now_ms)
     return cluster.with_job(job)
 
@@ -158,7 +159,7 @@ def worker_finished(cluster: Cluster, event: ev.WorkerFinished) -> Cluster:
     if not seat.resumed:
         job = job.mark_last(Mark.RESUMED, job.moment(cluster.now_ms))
     job = job.with_seat(event.rank, replace(seat, finished=True, resumed=True, ended_at=event.point, held=event.held))
-    if job.phase is JobPhase.STARTING and all(other.finished for other in job.seats.values()):
+    if job.phase is JobPhase.STARTING and not job.seats.any(facts.has_not_finished):
         why = "every rank has finished without being wired"
         job = job.enter(JobPhase.FINISHING, cluster.now_ms, why)
     return cluster.with_job(job)

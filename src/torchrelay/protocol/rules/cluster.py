@@ -92,11 +92,10 @@ def node_joined(cluster: Cluster, event: ev.NodeJoined) -> Cluster:
     if before is not None and not before.alive:
         cluster = put_on_probation(cluster, event.node, None, "the node was lost")
     alive = {seen.worker for seen in event.workers}
-    for worker in list(cluster.workers.values()):
-        absent = worker.node == event.node and worker.worker not in alive
+    for worker in cluster.on_node(event.node):
         # Of one that was never heard of it is not known whether it is being started just now: it is ordered to start,
         # or fenced, until the node tells of it.
-        if absent and worker.pid:
+        if worker.worker not in alive and worker.pid:
             cause = "was gone when its node's agent came back"
             cluster = lose_worker(cluster, worker.worker, cause=cause, detector="agent", ended=False)
     cluster = recount(cluster, event.node, alive)
@@ -115,7 +114,7 @@ def node_lost(cluster: Cluster, event: ev.NodeLost) -> Cluster:
         return cluster
     cluster = replace(cluster, nodes=cluster.nodes.put(event.node, replace(node, alive=False)))
     cluster = forget_kept(remember_failure(cluster, event.node, None), event.node)
-    for worker in [w for w in cluster.workers.values() if w.node == event.node]:
+    for worker in cluster.on_node(event.node):
         cause = f"its node {event.node} is lost: {event.reason}"
         cluster = lose_worker(
             cluster, worker.worker, cause=cause, detector="heartbeat", ended=True, unread=True, age_ms=event.age_ms

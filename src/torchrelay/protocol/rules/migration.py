@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.events import Effect
 from torchrelay.protocol.messages.ids import JobId, NodeId, Rank, WorkerId
+from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.moves import KEPT_MOVES, Move, MoveKind, MoveState
 from torchrelay.protocol.model.roster import Life, Seat, Worker
@@ -62,7 +63,8 @@ def worker_prepared(cluster: Cluster, event: ev.WorkerPrepared) -> Cluster:
 def wishes_to_move(cluster: Cluster, job: Job) -> dict[Rank, Wish]:
     """The ranks that should be elsewhere, each with the strongest reason."""
     found: dict[Rank, Wish] = {}
-    for rank, seat in sorted(job.seats.items()):
+    for rank in ranks_in_question(cluster, job):
+        seat = job.seats[rank]
         worker = None if seat.worker is None else cluster.workers.get(seat.worker)
         if worker is None:
             continue
@@ -70,6 +72,15 @@ def wishes_to_move(cluster: Cluster, job: Job) -> dict[Rank, Wish]:
         if wish is not None:
             found[rank] = wish
     return found | cramped(cluster, job, found)
+
+
+def ranks_in_question(cluster: Cluster, job: Job) -> list[Rank]:
+    """Ranks that something may be wished for: on a tainted node, asked for, or away from home. In order."""
+    if job.spec.return_home:
+        return list(job.seats)
+    nodes = {taint.node for taint in cluster.taints.values() if taint.effect is Effect.NO_EXECUTE}
+    there = {worker.rank for node in nodes for worker in cluster.on_node(node) if worker.job == job.spec.job}
+    return sorted({rank for rank in there if rank is not None} | set(job.requests))
 
 
 def cramped(cluster: Cluster, job: Job, others: Iterable[Rank]) -> dict[Rank, Wish]:
@@ -97,8 +108,10 @@ def cramped(cluster: Cluster, job: Job, others: Iterable[Rank]) -> dict[Rank, Wi
 def company(cluster: Cluster, job: Job, rank: Rank) -> int:
     """How many workers run in the slot of this rank: the fullest slot sets the pace."""
     holder = job.seats[rank].worker
-    place = None if holder is None else cluster.workers[holder].place
-    return sum(worker.place == place for worker in cluster.workers.values())
+    if holder is None:
+        return 0
+    worker = cluster.workers[holder]
+    return sum(other.slot == worker.slot for other in cluster.on_node(worker.node))
 
 
 def tainted(cluster: Cluster, worker: Worker) -> Wish | None:
@@ -308,7 +321,7 @@ def objection(cluster: Cluster, job: Job, move: Move, wanted: dict[Rank, Wish]) 
     hindrance = leave_to_act(cluster, job)
     if hindrance:
         return hindrance
-    if not all(seat.joined for seat in job.seats.values()):
+    if job.seats.any(facts.has_not_joined):
         return "not all ranks have called protect()"
     room = fit(cluster, job, move.ranks, wanted)
     if len(room) < len(move.ranks):
@@ -323,7 +336,7 @@ def leave_to_act(cluster: Cluster, job: Job) -> str:
     if cluster.freezes:
         who, why = next(iter(sorted(cluster.freezes.items())))
         return f"frozen by {who}" + (f": {why}" if why else "")
-    if any(seat.finished for seat in job.seats.values()):
+    if job.seats.count(facts.has_not_finished) < len(job.seats):
         return "the job is about to end"
     limit = job.spec.moves_per_hour
     recent = [at for at in job.cutovers if cluster.now_ms - at < HOUR_MS]

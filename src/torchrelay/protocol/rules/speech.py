@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypedDict
 
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
@@ -25,12 +26,13 @@ from torchrelay.protocol.messages.orders import (
     StartWorker,
     Verdict,
 )
+from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.roster import Life, Seat, Worker
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.placement import buddies
 from torchrelay.protocol.placement.boundary import told_where
-from torchrelay.protocol.placement.policy import judge_report
+from torchrelay.protocol.placement.policy import MOST_SOURCES, judge_report
 from torchrelay.protocol.recovery.recovery import buddies_to_ask, is_restored, owes_report, sources_of, store_host
 
 
@@ -147,13 +149,25 @@ def bring(cluster: Cluster, job: Job, rank: Rank, target: Worker) -> Iterator[Or
     assert job.boundary is not None, "it is told where to go"
     record = job.seats[rank].record_of(job.boundary)
     assert record is not None, "the outgoing worker has handed it over"
-    first = sorted(job.seats.items(), key=lambda item: (item[0] != rank, item[0]))
-    sources = tuple(
-        Source(other, cluster.workers[seat.worker].address)
-        for other, seat in first
-        if seat.worker is not None and seat.ready and seat.shard == job.seats[rank].shard
+    yield Replay(
+        **to(job, target), rank=rank, point=job.boundary, private=record.data, sources=at_boundary(cluster, job, rank)
     )
-    yield Replay(**to(job, target), rank=rank, point=job.boundary, private=record.data, sources=sources)
+
+
+def at_boundary(cluster: Cluster, job: Job, rank: Rank) -> tuple[Source, ...]:
+    """The holders of this rank and of its replicas that stand at the boundary, as many as are named: its own first."""
+
+    def standing(after: Rank | None) -> Iterator[Source]:
+        for other, seat in job.seats.group(facts.shard_of, job.seats[rank].shard, after=after):
+            if other != rank and seat.worker is not None and seat.ready:
+                yield Source(other, cluster.workers[seat.worker].address)
+
+    own = job.seats[rank]
+    first = (Source(rank, cluster.workers[own.worker].address),) if own.worker is not None and own.ready else ()
+    rest = tuple(islice(standing(None), MOST_SOURCES + 1))
+    if len(rest) > MOST_SOURCES:
+        rest = tuple(islice(standing(rank), MOST_SOURCES))
+    return first + rest
 
 
 def outgoing_orders(cluster: Cluster, job: Job) -> Iterator[Order]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from torchrelay.protocol.messages.events import SignalAsked, WorkerExited
 from torchrelay.protocol.messages.ids import JobId, Rank
+from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.job import RECOVERING, Job, JobPhase, PassedOn, Stop
 from torchrelay.protocol.model.roster import Life
 from torchrelay.protocol.model.state import Cluster, is_over, vacate_seat
@@ -89,7 +90,7 @@ def wind_up(cluster: Cluster, job_id: JobId) -> Cluster:
         # Those that are left have not ended with 0, whatever the others did.
         code, how = code_of(stop) or STOPPED, "some ranks have left, the others cannot go on"
         return end_job(cluster, job, code, f"{stop.reason}: {how}", eligible=False)
-    if all(seat.worker is None for seat in job.seats.values()):
+    if job.seats.count(facts.is_vacant) == len(job.seats):
         return end_job(cluster, job, code_of(stop), f"{stop.reason}: all ranks have left", eligible=False)
     if now - stop.since_ms >= stop.grace_ms:
         late = f"{stop.reason}: ranks were still there after {stop.grace_ms / 1000:g} s"
