@@ -29,6 +29,7 @@ from torchrelay.wire.messages.channel import (
     BeatFrame,
     EventFrame,
     OrderFrame,
+    Pace,
     decode_to_agent,
 )
 from torchrelay.wire.messages.codec import encode
@@ -128,6 +129,8 @@ class Player:
         match decode_to_agent(data):
             case Attached(beat_ms=beat_ms):
                 self.attached, self._beat_s = True, beat_ms / 1000
+            case Pace(beat_ms):
+                self._beat_s = beat_ms / 1000
             case Ack(seq):
                 for known in [one for one in self._unacknowledged if one <= seq]:
                     del self._unacknowledged[known]
@@ -227,7 +230,7 @@ class Player:
                 worker=name, rank=one.rank, generation=one.generation, point=at if one.rank is not None else None,
                 phase=WorkerPhase.COMPUTING, phase_ms=10, step_ms=1000 * STEP_S, collectives=at.step, beat_ms=3,
                 process="R", cpu_ms=int(time.monotonic() * 900) % 1_000_000_000,
-            )  # fmt: skip
+            )
 
     async def kill(self, slot: int) -> None:
         """The worker in this slot ends, and leaves its page."""

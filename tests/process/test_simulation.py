@@ -16,6 +16,7 @@ from tests.support.simulation import fingerprint
 from torchrelay.protocol.health.wait_for_graph import WaitForGraph
 from torchrelay.protocol.messages import events
 from torchrelay.protocol.messages.ids import Point, WorkerPhase
+from torchrelay.protocol.model import table
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement import boundary, policy
@@ -66,6 +67,14 @@ def test_stories_do_not_depend_on_how_python_hashes() -> None:
         )
         found.add(done.stdout)
     assert len(found) == 1
+
+
+def test_stories_do_not_depend_on_how_tables_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tables of large jobs are: in blocks, with what is asked of all values counted from version to version."""
+    as_dicts = fingerprint(range(30))
+    for name, value in (("SMALL", 1), ("BLOCK", 2), ("FEW", 1)):
+        monkeypatch.setattr(table, name, value)
+    assert fingerprint(range(30)) == as_dicts
 
 
 def test_plans_differ_in_what_they_know() -> None:

@@ -23,6 +23,7 @@ from torchrelay.wire.messages.channel import (
     EventFrame,
     NetworkFrame,
     OrderFrame,
+    Pace,
     Refused,
     ToAgent,
     decode_to_agent,
@@ -228,6 +229,8 @@ class Uplink:
             match message:
                 case Ack(seq=seq):
                     self._acked(seq)
+                case Pace(beat_ms=beat_ms):
+                    self._beat_s = beat_ms / 1000
                 case Refused(reason=reason):
                     raise Rejected(reason)
                 case OrderFrame(lease=lease):

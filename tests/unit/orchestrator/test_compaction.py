@@ -24,7 +24,6 @@ from torchrelay.orchestrator.views.story import replay
 from torchrelay.protocol.messages.events import AnyEvent, Tick
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.rules.cluster import EMPTY, RULES_VERSION, advance, orders
-from torchrelay.simulation.machine import shell as machine_shell
 from torchrelay.simulation.machine.shell import Shell
 from torchrelay.simulation.world import run_seed
 
@@ -93,7 +92,6 @@ class TestSnapshot:
             make(shell, world)
 
         monkeypatch.setattr(Shell, "__init__", made)
-        monkeypatch.setattr(machine_shell, "BUSY_MS", (0, 0, 3, 60))
         chance, together = random.Random(23), 0
         for seed in range(40):
             assert not run_seed(seed).violation

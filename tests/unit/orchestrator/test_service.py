@@ -438,7 +438,7 @@ class TestEnds:
                 for rank in (0, 1):
                     await service.put(WorkerExited(worker=WorkerId(f"node-0.{rank}.{rank}"), node=NODE, code=0))
                 assert service.cluster.jobs[JOB].phase is JobPhase.ENDED
-                assert service.standing == frozenset()
+                assert not list(service.standing)
 
         run(story)
 

@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.brain import JOB, NODE, RecordingLink, serving, spec, train
 from tests.support.service import run
-from torchrelay.orchestrator.core import traffic
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.store.journal import Entry, Journal, JournalUnavailable, Unwritable, read_history
 from torchrelay.orchestrator.views.story import replay
@@ -26,13 +25,7 @@ from torchrelay.protocol.messages.events import (
     WorkerWarm,
 )
 from torchrelay.protocol.messages.ids import Rank, WorkerId
-from torchrelay.protocol.messages.orders import Order
 from torchrelay.protocol.rules.cluster import EMPTY, advance, orders
-
-
-@pytest.fixture(autouse=True)
-def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "TOGETHER", 4_096)
 
 
 def exited(worker: str) -> WorkerExited:
@@ -80,9 +73,9 @@ def test_orders_follow_once_after_the_last(tmp_path: Path, monkeypatch: pytest.M
             await train(service, RecordingLink())
             say = service._say
 
-            def saying(standing: frozenset[Order]) -> None:
+            def saying() -> None:
                 said.append(service.journal.last_seq)
-                say(standing)
+                say()
 
             monkeypatch.setattr(service, "_say", saying)
             first, second = [service.put(exited(name)) for name in sorted(service.cluster.workers)[:2]]

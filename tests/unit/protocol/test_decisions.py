@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.support.migration import SIGKILL, asked, cut_over, on_nodes, preparing, tainted
-from tests.support.telling import JOB, Stand, Story, running, say
+from tests.support.telling import JOB, Story, running
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.events import Effect, JobSpec, WorkerReported
@@ -15,10 +15,8 @@ from torchrelay.protocol.messages.orders import Verdict
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.moves import MoveKind, MoveState, Taint
 from torchrelay.protocol.model.roster import Life, Seat, Worker, natural_key
-from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement.policy import (
     choose_resume_point,
-    choose_sources,
     choose_spare,
     is_cordoned,
     judge_report,
@@ -41,10 +39,6 @@ def reported(committed: Point | None, phase: WorkerPhase = COMPUTING, pending: P
     return Seat(
         worker=WorkerId("w"), shard="all", report=report, holds=committed, serves=committed is not None
     )  # fmt: skip
-
-
-def sources_for(known: dict[Rank, Seat], rank: Rank, point: Point, *, tried: bool = False) -> tuple[Rank, ...]:
-    return tuple(choose_sources(Table(known), rank, point, tried=tried))
 
 
 def seats(*them: Seat) -> dict[Rank, Seat]:
@@ -103,111 +97,6 @@ def test_it_is_said_when_a_spare_is_taken_whose_place_is_to_be_used_last() -> No
     assert choose_spare([warm], Rank(3), near=None)[1] == taken
     last = choose_spare([warm], Rank(3), near=None, last=lambda _: True)
     assert last[1] == f"{taken}, though its place is to be used last"
-
-
-# ---------------------------------------------------------------- sources
-
-
-def test_a_source_holds_the_same_shard_at_the_point_and_reported_it() -> None:
-    lost = Seat(shard="all")
-    good = reported(HERE)
-    assert sources_for(seats(lost, good, good), Rank(0), HERE) == (1, 2)
-    assert sources_for(seats(good, lost), Rank(1), HERE) == (0,)
-    assert sources_for(seats(good), Rank(0), HERE) == ()
-    assert sources_for(seats(lost, reported(NEXT)), Rank(0), HERE) == ()
-    assert sources_for(seats(lost, replace(good, holds=None)), Rank(0), HERE) == ()
-    assert sources_for(seats(lost, replace(good, serves=False)), Rank(0), HERE) == ()
-    assert sources_for(seats(lost, replace(good, shard="left")), Rank(0), HERE) == ()
-
-
-def test_who_rolls_forward_is_a_source_too() -> None:
-    rolling = replace(reported(HERE, GATE, NEXT), holds=NEXT)
-    assert sources_for(seats(Seat(shard="all"), rolling), Rank(0), NEXT) == (1,)
-
-
-def test_unknown_shards_are_not_equal() -> None:
-    unknown = replace(reported(HERE), shard="")
-    assert sources_for(seats(Seat(), unknown), Rank(0), HERE) == ()
-
-
-def test_a_source_that_failed_may_be_asked_again_and_one_whose_digest_differed_not() -> None:
-    good = reported(HERE)
-    failed = Seat(shard="all", failed=frozenset({Rank(1)}))
-    distrusting = Seat(shard="all", distrusted=frozenset({Rank(1)}))
-    assert sources_for(seats(failed, good, good), Rank(0), HERE) == (2,)
-    assert sources_for(seats(failed, good, good), Rank(0), HERE, tried=True) == (1, 2)
-    assert sources_for(seats(distrusting, good, good), Rank(0), HERE, tried=True) == (2,)
-
-
-def test_a_replacement_that_was_restored_can_be_asked_from_the_next_generation_on() -> None:
-    restored = replace(reported(None), holds=HERE)
-    assert sources_for(seats(Seat(shard="all"), restored), Rank(0), HERE) == ()
-    assert sources_for(seats(Seat(shard="all"), restored), Rank(0), HERE, tried=True) == (1,)
-
-
-def sources(story: Story, rank: int) -> list[str]:
-    """Where the holder of a rank is told to fetch its state."""
-    found = [order for order in story.orders() if isinstance(order, od.Restore) and order.rank == rank]
-    return [source.address for order in found for source in order.sources]
-
-
-def test_a_outgoing_that_did_not_deliver_is_asked_no_more_in_this_generation_and_not_again_if_its_digest_differed() -> (
-    None
-):
-    for mismatch in (False, True):
-        story = cut_over(spares=2)
-        outgoing, other = f"at:{story.job.seats[Rank(1)].outgoing}", f"at:{story.holder(0)}"
-        assert sources(story, 1) == [outgoing, other]
-        story.hear(say(story, ev.RestoreFailed, 1, source=Rank(1), reason="broken", mismatch=mismatch))
-        assert sources(story, 1) == [other]
-        story.hear(say(story, ev.ReconfigureFailed, 0, reason="refused"))
-        for kind in (od.Interrupt, od.Decide, od.Replay):
-            story.answer((kind,))
-        assert sources(story, 1) == ([other] if mismatch else [outgoing, other])
-
-
-def test_who_is_restored_gives_the_state_of_its_rank_and_its_outgoing_does_not() -> None:
-    story = cut_over(0, 1, ranks=3, spares=3)
-    story.answer((od.Restore,), but=(1,))
-    story.lose(story.holder(2), signal=SIGKILL)
-    for kind in (od.Assign, od.Interrupt, od.Decide, od.Replay):
-        story.answer((kind,))
-    assert (story.job.phase, story.job.seats[Rank(0)].outgoing is None) == (JobPhase.RECONFIGURING, False)
-    assert sources(story, 2) == [f"at:{story.holder(0)}", f"at:{story.job.seats[Rank(1)].outgoing}"]
-
-
-def test_a_outgoing_of_another_shard_gives_nothing() -> None:
-    story = preparing(0, 1, spares=2)
-    story.hear(*(say(story, ev.WorkerJoined, rank, shard=shard) for rank, shard in enumerate(("left", "right"))))
-    for rank, shard in enumerate(("left", "right")):
-        story.stands[story.move.targets[Rank(rank)]] = Stand(shard=shard)
-    for kind in (od.Assign, od.Halt, od.Decide, od.Replay):
-        story.answer((kind,))
-    assert sources(story, 1) == [f"at:{story.job.seats[Rank(1)].outgoing}"]
-
-
-def test_outgoing_workers_that_did_not_deliver_are_asked_again_before_all_is_given_up() -> None:
-    story = cut_over(0, 1, spares=3)
-    outgoing = story.job.seats[Rank(1)].outgoing
-    assert outgoing is not None
-    story.lose(outgoing, signal=SIGKILL)
-    story.lose(story.holder(1), signal=SIGKILL)
-    for kind in (od.Assign, od.Interrupt, od.Decide, od.Replay):
-        story.answer((kind,))
-    assert (story.job.phase, sources(story, 1)) == (JobPhase.RECONFIGURING, [f"at:{story.job.seats[Rank(0)].outgoing}"])
-    generation = story.job.generation
-    story.hear(say(story, ev.RestoreFailed, 1, source=Rank(0), reason="broken"))
-    assert (story.job.phase, story.job.generation) == (JobPhase.AGREEING, generation + 1)
-
-
-def test_a_target_that_nobody_can_restore_gives_its_rank_back() -> None:
-    story = cut_over(spares=2)
-    target, outgoing = story.holder(1), story.job.seats[Rank(1)].outgoing
-    for source in (0, 1):
-        story.hear(say(story, ev.RestoreFailed, 1, source=Rank(source), reason="broken"))
-    assert (story.holder(1), story.cluster.workers[target].life) == (outgoing, Life.FENCING)
-    fault = story.job.incidents[-1].faults[0]
-    assert (fault.cause, fault.detector) == ("its state could not be had, verified", "restore")
 
 
 # ---------------------------------------------------------------- incoming workers

@@ -98,7 +98,7 @@ def test_pulses_of_workers_that_ended_are_forgotten() -> None:
     ward.live(BEAT_MS)
     gone = ward.samples[Rank(0)].worker
     cluster = replace(ward.cluster, workers=ward.cluster.workers.drop(gone))
-    assert WorkerId(gone) not in forget(ward.failure_detector, cluster).pulses
+    assert WorkerId(gone) not in forget(ward.failure_detector, ward.cluster, cluster).pulses
 
 
 STOPPED_LIMITS = [(100.0, 1_000), (1_000.0, 5_000), (1e6, 30_000)]

@@ -98,9 +98,9 @@ def test_the_pulses_of_workers_that_have_ended_are_forgotten() -> None:
     cast = Cast()
     cast.live(1_000, A, B)
     known = cast.failure_detector
-    assert forget(known, cast.cluster) is known
+    assert forget(known, cast.cluster, cast.cluster) is known
     gone, *others = list(known.pulses)
-    after = forget(known, cast.cluster.forget(gone))
+    after = forget(known, cast.cluster, cast.cluster.forget(gone))
     assert list(after.pulses) == others
     assert after == replace(known, pulses=known.pulses.drop(gone))
 
@@ -119,7 +119,7 @@ def test_what_was_heard_last_is_looked_up_where_it_was_not_noted() -> None:
     [(0, 6_000), (250, 6_000), (1_500, 6_000), (1_501, 6_004), (5_000, 20_000), (7_500, 30_000), (60_000, 30_000)],
 )
 def test_the_limit_is_four_of_the_longest_gaps_within_bounds(gap: int, limit: int) -> None:
-    assert Rhythm(0).note(gap, gap).limit_ms == limit
+    assert Rhythm(0).note(gap, gap).limit_ms() == limit
 
 
 def test_a_gap_is_remembered_for_five_minutes_at_least_and_ten_at_most() -> None:

@@ -25,7 +25,8 @@ from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import MOVING, Job, JobPhase
 from torchrelay.protocol.model.roster import Life
 from torchrelay.protocol.placement.policy import DYING_MS, ENDING_MS
-from torchrelay.protocol.rules.cluster import advance, orders
+from torchrelay.protocol.rules.cluster import advance
+from torchrelay.protocol.rules.standing import StandingOrders
 
 HOUR_MS = 3_600_000
 PATIENCE_MS = 600_000  # how often the core is asked while something other than a recovery is under way
@@ -63,7 +64,7 @@ class Driving:
         self.crew = Crew(self.settings, self.cut, self.world.chance)
         self.dead: set[WorkerId] = set()
         self.unheard = 0  # faults that training has felt, and the core has not heard of
-        self._said: set[Order] = set()
+        self._standing = StandingOrders()
         self._heap: list[tuple[int, int, Heard]] = []
         self._number = 0
         self._tick_ms = math.inf
@@ -235,13 +236,12 @@ class Driving:
         """Carry out the orders that are new, and find out when the core is to be asked again."""
         if self.submit_ms is not None:
             return
-        standing = orders(self.cut.cluster)
-        for order in sorted(standing - self._said, key=lambda one: (type(one).__name__, getattr(one, "worker", ""))):
+        fresh = self._standing.follow(self.cut.cluster)
+        for order in sorted(fresh, key=lambda one: (type(one).__name__, getattr(one, "worker", ""))):
             silent = getattr(order, "worker", "") in self.dead and not isinstance(order, Fence)
             if not silent and not self.is_down(order):
                 for seconds, event in self.crew.answer(order):
                     self.later(seconds, Heard(event, loss=isinstance(order, Fence)))
-        self._said = set(standing)
         self.borrow()
         self._crowd = self.cut.crowd() if any(w.guest for w in self.cut.cluster.workers.values()) else 1
         self._tick_ms = self.next_tick()

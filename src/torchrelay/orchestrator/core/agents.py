@@ -15,7 +15,6 @@ from aiohttp import WSMsgType, web
 
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.store.journal import JournalUnavailable, Unwritable
-from torchrelay.protocol.health.pulses import BEAT_MS
 from torchrelay.protocol.messages.events import (
     CollectiveFailed,
     Event,
@@ -81,6 +80,7 @@ class AgentConnection:
         self._socket = socket
         self._waiting: asyncio.Queue[ToAgent | None] = asyncio.Queue()
         self._reason = ""
+        self._written = 0  # the last event that is in the journal and not acknowledged yet
 
     @property
     def closed(self) -> bool:
@@ -93,6 +93,16 @@ class AgentConnection:
             self.close("it does not read what it is sent")
         else:
             self._waiting.put_nowait(message)
+
+    def acknowledge(self, seq: int) -> None:
+        """This event is in the journal, and so are those before it. What is written in one go is acknowledged in one."""
+        if not self._written:
+            asyncio.get_running_loop().call_soon(self._acknowledge_all)
+        self._written = max(seq, self._written)
+
+    def _acknowledge_all(self) -> None:
+        self.send(Ack(self._written))
+        self._written = 0
 
     def close(self, reason: str) -> None:
         """End the connection after what was sent before. The agent comes back if it can."""
@@ -165,7 +175,7 @@ async def converse(
     connection.send(
         Attached(
             jobs=service.all_terms(),
-            beat_ms=BEAT_MS,
+            beat_ms=service.failure_detector.beat_ms,
             lease=service.journal.lease,
             journal=service.journal.name,
             tainted=tainted,
@@ -201,7 +211,7 @@ async def converse(
 
 def acknowledge(connection: AgentConnection, seq: int, written: asyncio.Future[int]) -> None:
     if not written.cancelled() and written.exception() is None:
-        connection.send(Ack(seq))
+        connection.acknowledge(seq)
 
 
 # ---------------------------------------------------------------- how late what is said is

@@ -25,6 +25,7 @@ from torchrelay.orchestrator.core.clock import Clock, wall_clock_ms
 from torchrelay.orchestrator.core.compaction import Compaction
 from torchrelay.orchestrator.core.rules import all_ended, refusal
 from torchrelay.orchestrator.core.traffic import AgentPort, Heard, Inbox, send_orders
+from torchrelay.orchestrator.core.watch import Watch, listen_anew, note_beat, note_end
 from torchrelay.orchestrator.store.journal import (
     Call,
     Journal,
@@ -36,14 +37,14 @@ from torchrelay.orchestrator.store.journal import (
 )
 from torchrelay.orchestrator.views.scene import Scene, Ways, note_ways
 from torchrelay.orchestrator.views.story import Moment, tell
-from torchrelay.protocol.health.failure_detector import judge
 from torchrelay.protocol.health.pulses import Beat, FailureDetector, forget, hear
-from torchrelay.protocol.messages.events import Event, JobSpec, NodeJoined, Tick, TimeLeftOut, WorkerExited
+from torchrelay.protocol.messages.events import Event, JobSpec, NodeJoined, Tick, TimeLeftOut
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.messages.orders import Order
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.state import Cluster
-from torchrelay.protocol.rules.cluster import EMPTY, RULES_VERSION, advance, orders
+from torchrelay.protocol.rules.cluster import EMPTY, RULES_VERSION, advance
+from torchrelay.protocol.rules.standing import StandingOrders
 from torchrelay.wire.messages.channel import JobTerms, Shutdown
 from torchrelay.wire.messages.pathnews import NetworkNews
 
@@ -51,6 +52,7 @@ log = logging.getLogger("torchrelay.orchestrator")
 
 RESTLESS_S = 0.1  # between ticks while something is under way
 CALM_S = 0.5
+READING_TURNS = 4  # of the event loop, until what lies in the sockets has come to whom it is for
 REPEAT_S = 1.0  # between repetitions of the standing orders, and of attempts to write a journal that fails
 RETURN_S = 5.0  # how long the clock is held after a start, for the agents to come back
 SHUTDOWN_S = 15.0  # how long agents may take to end their workers
@@ -78,7 +80,7 @@ class Orchestrator:
         self.failure_detector = FailureDetector()
         self.reached: Reached = journal.reached()
         self.connections: dict[NodeId, AgentPort] = {}
-        self.standing: frozenset[Order] = frozenset()
+        self.standing = StandingOrders()
         self.moments: list[Moment] = []
         self.ways: Ways = {}
         self.networks: dict[NodeId, tuple[int, NetworkNews]] = {}  # what agents told last of their paths, and when
@@ -89,6 +91,7 @@ class Orchestrator:
         self._ended = asyncio.Event()
         self._secret = journal.secret()
         self._repeated_s = 0.0
+        self._watch = Watch()
         self._remembered, self._remembered_s = dict(self.reached), 0.0
         self._held_since_s = 0.0
         self._leave_at_s: float | None = None
@@ -113,7 +116,7 @@ class Orchestrator:
             self._tell(entry.seq, entry.at_ms, entry.event, before)
             note_ways(self.ways, before, self.cluster)
         self._check_rules()
-        self.standing = orders(self.cluster)
+        self.standing.follow(self.cluster)
         log.info("replayed the events %d to %d of %s", self._compaction.seq, self.journal.last_seq, self.journal.path)
 
     def _check_rules(self) -> None:
@@ -141,13 +144,25 @@ class Orchestrator:
                 self._refuse(*([heard] if heard is not None else []))
                 self._try_journal()
             elif heard is not None:
-                for together in self._inbox.batches(heard):
-                    self._take(together)
+                self._take_all(heard)
             if loop.time() >= next_tick:
+                await self._take_what_is_there()
                 self._pass_time()
                 next_tick = loop.time() + self._pause()
             if self._leave_at_s is not None and (not self.connections or loop.time() >= self._leave_at_s):
                 self.end()
+
+    async def _take_what_is_there(self) -> None:
+        """Hear what has arrived by now. While we were busy it lay unread, and nobody is judged by that."""
+        for _ in range(READING_TURNS):
+            await asyncio.sleep(0)
+        heard = self._inbox.get_nowait()
+        if heard is not None:
+            self._take_all(heard)
+
+    def _take_all(self, first: Heard) -> None:
+        for together in self._inbox.batches(first):
+            self._take(together)
 
     def _pause(self) -> float:
         if self.degraded:
@@ -205,7 +220,7 @@ class Orchestrator:
         now = self.clock.now_ms()
         seq = self.journal.append(event, now, call)
         self._hear(seq, now, event)
-        self._say(orders(self.cluster))
+        self._say()
         return seq
 
     def hear_all(self, events: Sequence[Event]) -> int:
@@ -216,7 +231,7 @@ class Orchestrator:
         last = first + len(events) - 1
         for seq, event in enumerate(events, first):
             self._hear(seq, now, event, more=seq < last)
-        self._say(orders(self.cluster))
+        self._say()
         return first
 
     def _hear(self, seq: int, now: int, event: Event, *, more: bool = False) -> None:
@@ -225,8 +240,8 @@ class Orchestrator:
         self._tell(seq, now, event, before)
         note_ways(self.ways, before, self.cluster)
         if before.workers is not self.cluster.workers:
-            self.failure_detector = forget(self.failure_detector, self.cluster)
-        self._learn(event, before)
+            self.failure_detector = forget(self.failure_detector, before, self.cluster)
+        note_end(self.reached, event, before, self.cluster)
         self._introduce(before)
 
     def _tell(self, seq: int, at_ms: int, event: Event, before: Cluster) -> None:
@@ -268,7 +283,9 @@ class Orchestrator:
                 self._own_up()
             if now - self._kept_ms >= KEEP_TIME_MS:
                 self._keep_time(now)
-            for event in judge(self.failure_detector, self.cluster, now):
+            detector = self._watch.set_pace(self.failure_detector, self.cluster, self.connections.values())
+            self.failure_detector, found = self._watch.judge(detector, self.cluster, now)
+            for event in found:
                 self.hear(event)
             # A tick that changes nothing is not worth a line in the journal.
             if advance(self.cluster, Tick(), now) != self.cluster:
@@ -319,11 +336,7 @@ class Orchestrator:
 
     def _listen_anew(self, now: int) -> None:
         """Count silence from now."""
-        for node in self.cluster.nodes.values():
-            if node.alive:
-                self.failure_detector = hear(
-                    self.failure_detector, Beat(node=node.node, incarnation=node.incarnation), now
-                )
+        self.failure_detector = listen_anew(self.failure_detector, self.cluster, now)
 
     # ------------------------------------------------------------ a journal that cannot be written
 
@@ -352,7 +365,7 @@ class Orchestrator:
         """Another orchestrator decides now: say nothing more, and end."""
         log.error("superseded: %s", reason)
         self.superseded = reason
-        self.standing = frozenset()
+        self.standing.clear()
         self._disconnect("another orchestrator has taken over")
         self._ended.set()
         self._inbox.stir()
@@ -391,23 +404,11 @@ class Orchestrator:
             connection.close("the node was given up: join anew")
             return
         self.failure_detector = hear(self.failure_detector, beat, self.clock.now_ms())
-        for sample in beat.samples:
-            worker = self.cluster.workers.get(sample.worker)
-            if worker is not None and sample.point is not None:
-                place = (sample.generation, sample.point)
-                self.reached[worker.job] = max(place, self.reached.get(worker.job, place))
+        note_beat(self.reached, beat, self.cluster)
 
     def show_network(self, connection: AgentPort, news: NetworkNews) -> None:
         """What a node's network paths look like, for whoever asks; not journalled, as nothing follows from it."""
         self.networks[connection.node] = (self.clock.now_ms(), news)
-
-    def _learn(self, event: Event, before: Cluster) -> None:
-        """A job's last steps are over before a beat tells of them: who has ended well left a record of the last."""
-        if isinstance(event, WorkerExited) and event.code == 0 and event.private:
-            worker = before.workers.get(event.worker)
-            if worker is not None and worker.rank is not None:
-                place = (self.cluster.jobs[worker.job].generation, max(record.point for record in event.private))
-                self.reached[worker.job] = max(place, self.reached.get(worker.job, place))
 
     def _disconnect(self, reason: str) -> None:
         for connection in list(self.connections.values()):
@@ -431,10 +432,9 @@ class Orchestrator:
                 for connection in self.connections.values():
                     connection.send(self.terms(job.spec))
 
-    def _say(self, standing: frozenset[Order]) -> None:
+    def _say(self) -> None:
         """Send what was not said before, at once."""
-        fresh, self.standing = standing - self.standing, standing
-        self._send(fresh)
+        self._send(self.standing.follow(self.cluster))
 
     def _repeat(self) -> None:
         """Say everything again that still holds: messages may be lost, and agents come back."""
@@ -445,7 +445,7 @@ class Orchestrator:
 
     def remind(self, connection: AgentPort) -> None:
         """Say to one agent what holds now."""
-        self._send(order for order in self.standing if order.node == connection.node)
+        self._send(self.standing.of_node(connection.node))
 
     def _send(self, some: Iterable[Order]) -> None:
         send_orders(some, self.connections, self.journal.lease)

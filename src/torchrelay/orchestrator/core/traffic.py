@@ -13,8 +13,7 @@ from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.messages.orders import AnyOrder, Fence, Order
 from torchrelay.wire.messages.channel import OrderFrame, ToAgent
 
-# Events that are heard in one go, at most. One, until simulated worlds with batches are without a violation: in seed
-# 6588 (`shell.BUSY_MS` of 0, 0, 3, 60) all go back by sections only, to a snapshot, which `invariants` does not expect.
+# Events that are heard in one go, at most.
 TOGETHER = 4_096
 # Within one frame: first who must stop, then who starts, then the rest in the order of a recovery.
 SEQUENCE: dict[type[Order], int] = {kind: place for place, kind in reversed([*enumerate((Fence, *get_args(AnyOrder)))])}
@@ -61,6 +60,14 @@ class Inbox:
     async def get(self) -> Heard | None:
         """The next event; None if there is another reason to look."""
         return await self._queue.get()
+
+    def get_nowait(self) -> Heard | None:
+        """The next event; None if there is none."""
+        while not self._queue.empty():
+            heard = self._queue.get_nowait()
+            if heard is not None:
+                return heard
+        return None
 
     def batches(self, first: Heard) -> Iterator[list[Heard]]:
         """This event and what else has come by now, in order. What workers tell is heard together; the rest alone."""

@@ -84,8 +84,9 @@ def tell(seq: int, at_ms: int, at: str, event: Event, before: Cluster, after: Cl
 
 
 def tell_nodes(before: Cluster, after: Cluster) -> Iterator[Note]:
-    for node in after.nodes.values():
-        known = before.nodes.get(node.node)
+    for _, known, node in after.nodes.differences(before.nodes):
+        if node is None:
+            continue
         if known is None or known.incarnation != node.incarnation or (node.alive and not known.alive):
             yield Note(kind=Kind.NODE, text=f"{node.node} joined with {node.slots} slots")
         elif known.alive and not node.alive:

@@ -136,7 +136,7 @@ def view_nodes(scene: Scene) -> tuple[NodeStatus, ...]:
             silent_ms=silent,
             silence=scene.silence(node),
             gap_ms=None if rhythm is None else rhythm.longest_ms,
-            limit_ms=None if rhythm is None else rhythm.limit_ms,
+            limit_ms=None if rhythm is None else rhythm.limit_ms(scene.failure_detector.beat_ms),
         )
         found.append(status)
     return tuple(found)

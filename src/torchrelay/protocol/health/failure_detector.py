@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from torchrelay.protocol.health.pulses import FRESH_MS, FailureDetector, Pulse, Sample
+from torchrelay.protocol.health.pulses import FailureDetector, Pulse, Sample
 from torchrelay.protocol.health.silent_nodes import SilentNodes
 from torchrelay.protocol.health.stalls import Spot, Stalled, find_parting
 from torchrelay.protocol.health.wait_for_graph import DEFAULT, Position, Wait, WaitForGraph
@@ -82,7 +82,7 @@ class Company:
             for pulse in found
             if pulse is not None
             if pulse.sample.generation == self.job.generation
-            if self._now_ms - pulse.heard_ms < FRESH_MS
+            if self._now_ms - pulse.heard_ms < self._failure_detector.fresh_ms
         ]
 
     @cached_property
@@ -110,7 +110,7 @@ def judge(failure_detector: FailureDetector, cluster: Cluster, now_ms: int) -> t
     companies = {name: Company(failure_detector, job, now_ms) for name, job in cluster.jobs.items()}
     for worker in cluster.workers.values():
         pulse = failure_detector.pulses.get(worker.worker)
-        if pulse is None or worker.life is Life.FENCING or now_ms - pulse.heard_ms >= FRESH_MS:
+        if pulse is None or worker.life is Life.FENCING or now_ms - pulse.heard_ms >= failure_detector.fresh_ms:
             continue
         evidence = judge_worker(companies[worker.job], pulse, now_ms)
         if evidence:

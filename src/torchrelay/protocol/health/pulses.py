@@ -13,8 +13,11 @@ from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.model.table import Table
 
 BEAT_MS = 500  # what a beat costs, a job pays for: each takes some of the processors of those who train
+# So many nodes beat that often. Of more, each beats less often: the orchestrator hears as many in a second.
+NODES_AT_FULL_PACE = 250
 # A sample as old as this says nothing about now. Less than any patience: no standstill is judged by one sample.
 FRESH_MS = 2 * BEAT_MS
+FEW_STRANGERS = 64
 
 
 class Sample(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -66,10 +69,21 @@ class FailureDetector:
     pulses: Table[WorkerId, Pulse] = Table()
     rhythms: Table[NodeId, Rhythm] = Table()
     newest_ms: int | None = None  # when anything was heard last; None: look at `heard`
+    beat_ms: int = BEAT_MS  # between two beats of a node
+
+    @property
+    def fresh_ms(self) -> int:
+        """A sample as old as this says nothing about now."""
+        return 2 * self.beat_ms
 
     def last_heard_ms(self, now_ms: int) -> int:
         """When the last beat was heard of any node; now, if none ever was."""
         return self.newest_ms if self.newest_ms is not None else max(self.heard.values(), default=now_ms)
+
+
+def pace_ms(nodes: int) -> int:
+    """How long a node waits between two beats in a job of so many, in ms."""
+    return BEAT_MS * max(1, -(-nodes // NODES_AT_FULL_PACE))
 
 
 def place_of(sample: Sample) -> tuple[object, ...]:
@@ -81,8 +95,7 @@ def hear(failure_detector: FailureDetector, beat: Beat, now_ms: int) -> FailureD
     """Take in a beat."""
     failure_detector = end_deafness(failure_detector, now_ms)
     pulses = failure_detector.pulses
-    for sample in beat.samples:
-        pulses = pulses.put(sample.worker, feel(pulses.get(sample.worker), sample, now_ms))
+    pulses = pulses.put_all((one.worker, feel(pulses.get(one.worker), one, now_ms)) for one in beat.samples)
     # An agent that was started anew has no gap before its first beat.
     gap = now_ms - failure_detector.heard.get((beat.node, beat.incarnation), now_ms)
     rhythm = failure_detector.rhythms.get(beat.node, Rhythm(now_ms)).note(gap, now_ms)
@@ -100,7 +113,7 @@ def end_deafness(failure_detector: FailureDetector, now_ms: int) -> FailureDetec
     gap = now_ms - failure_detector.last_heard_ms(now_ms)
     if gap < LEAST_SILENCE_MS:  # no limit is shorter: mostly there is nothing to look at
         return failure_detector
-    if gap < min((rhythm.limit_ms for rhythm in failure_detector.rhythms.values()), default=LEAST_SILENCE_MS):
+    if gap < min((rhythm.limit_ms() for rhythm in failure_detector.rhythms.values()), default=LEAST_SILENCE_MS):
         return failure_detector
     rhythms = Table((node, rhythm.note(gap, now_ms)) for node, rhythm in failure_detector.rhythms.items())
     heard = Table((key, now_ms) for key in failure_detector.heard)
@@ -131,10 +144,18 @@ def advanced(before: Sample, now: Sample) -> bool:
     return now.point > before.point
 
 
-def forget(failure_detector: FailureDetector, cluster: Cluster) -> FailureDetector:
-    """Drop the pulses of workers that have ended."""
-    ended = [worker for worker in failure_detector.pulses if worker not in cluster.workers]
+def forget(failure_detector: FailureDetector, before: Cluster, after: Cluster) -> FailureDetector:
+    """Drop the pulses of workers that have ended between two states."""
     pulses = failure_detector.pulses
-    for worker in ended:
-        pulses = pulses.drop(worker)
-    return replace(failure_detector, pulses=pulses) if ended else failure_detector
+    for worker, _, now in after.workers.differences(before.workers):
+        if now is None:
+            pulses = pulses.drop(worker)
+    return failure_detector if pulses is failure_detector.pulses else replace(failure_detector, pulses=pulses)
+
+
+def forget_strangers(failure_detector: FailureDetector, cluster: Cluster) -> FailureDetector:
+    """Drop the pulses of workers that nobody counts on, when there are many: agents tell of them, too."""
+    if len(failure_detector.pulses) <= 2 * len(cluster.workers) + FEW_STRANGERS:
+        return failure_detector
+    known = Table((worker, one) for worker, one in failure_detector.pulses.items() if worker in cluster.workers)
+    return replace(failure_detector, pulses=known)

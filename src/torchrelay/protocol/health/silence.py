@@ -2,6 +2,8 @@
 
     limit = clamp(4 x the longest gap between its beats in the last 5 to 10 minutes, 6 s, 30 s)
 
+A gap as long as it is told to wait between two beats (0.5 s; longer where there are more than 250 nodes) is one, too.
+
 It counts from its last beat, or from when a rank on another node last committed a point of a job that has ranks on
 this one, whichever is later: each gate needs all ranks, so whoever passes one proves that the silent node's workers
 live, and that only its agent cannot be heard. (Steps longer than the limit prove nothing in time.)
@@ -44,10 +46,9 @@ class Rhythm:
     def longest_ms(self) -> int:
         return max(self.gap_ms, self.before_ms)
 
-    @property
-    def limit_ms(self) -> int:
-        """The silence after which the node is lost."""
-        return max(LEAST_SILENCE_MS, min(MOST_SILENCE_MS, SILENT_GAPS * self.longest_ms))
+    def limit_ms(self, beat_ms: int = 0) -> int:
+        """The silence after which the node is lost. `beat_ms`: how long it is to wait between two beats."""
+        return max(LEAST_SILENCE_MS, min(MOST_SILENCE_MS, SILENT_GAPS * max(self.longest_ms, beat_ms)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from heapq import nlargest
 
-from torchrelay.protocol.health.pulses import FRESH_MS, FailureDetector
+from torchrelay.protocol.health.pulses import FailureDetector
 from torchrelay.protocol.health.silence import Rhythm, Silence
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.job import TRAINING, Job
@@ -26,9 +26,10 @@ class SilentNodes:
     def of(self, node: Node) -> Silence | None:
         """How it stands with a node that is not heard; None if it is, or if there is nothing to wait for."""
         heard = self._failure_detector.heard.get((node.node, node.incarnation))
-        if not node.alive or heard is None or self._now_ms - heard < FRESH_MS:
+        if not node.alive or heard is None or self._now_ms - heard < self._failure_detector.fresh_ms:
             return None
-        limit = self._failure_detector.rhythms.get(node.node, Rhythm(self._now_ms)).limit_ms
+        rhythm = self._failure_detector.rhythms.get(node.node, Rhythm(self._now_ms))
+        limit = rhythm.limit_ms(self._failure_detector.beat_ms)
         proof = self._last_proof(node.node)
         proof = proof if proof is not None and proof > heard else None
         deaf = self.all_silent

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages.events import Effect
+from torchrelay.protocol.messages.ids import Rank
 from torchrelay.protocol.model.job import Job
 from torchrelay.protocol.model.moves import KEPT_MOVES, Move, MoveKind, MoveState, Request
 from torchrelay.protocol.model.roster import Worker
@@ -119,3 +121,12 @@ def record(cluster: Cluster, job: Job, group: Sequence[Request]) -> Job:
 
 
 __all__ = ["move_asked", "move_withdrawn", "weigh_requests"]
+
+
+def ranks_in_question(cluster: Cluster, job: Job) -> list[Rank]:
+    """Ranks that something may be wished for: on a tainted node, asked for, or away from home. In order."""
+    if job.spec.return_home:
+        return list(job.seats)
+    nodes = {taint.node for taint in cluster.taints.values() if taint.effect is Effect.NO_EXECUTE}
+    there = {worker.rank for node in nodes for worker in cluster.on_node(node) if worker.job == job.spec.job}
+    return sorted({rank for rank in there if rank is not None} | set(job.requests))

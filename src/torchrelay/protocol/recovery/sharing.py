@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.messages.ids import NodeId, Rank
 from torchrelay.protocol.model.job import Job, JobPhase, Raised
 from torchrelay.protocol.model.roster import Life, Worker, natural_key
 from torchrelay.protocol.model.state import Cluster
@@ -78,6 +78,15 @@ def shares_with(cluster: Cluster, worker: Worker) -> Worker | None:
 def living_in(cluster: Cluster, node: NodeId, slot: int) -> list[Worker]:
     """The workers in a slot, but for those whose end is awaited."""
     return [one for one in cluster.on_node(node) if one.slot == slot and one.life is not Life.FENCING]
+
+
+def company(cluster: Cluster, job: Job, rank: Rank) -> int:
+    """How many workers run in the slot of this rank: the fullest slot sets the pace."""
+    holder = job.seats[rank].worker
+    if holder is None:
+        return 0
+    worker = cluster.workers[holder]
+    return sum(other.slot == worker.slot for other in cluster.on_node(worker.node))
 
 
 def with_own_slot(cluster: Cluster, workers: Iterable[Worker]) -> list[Worker]:
@@ -147,6 +156,7 @@ def slots_to_share(
 
 
 __all__ = [
+    "company",
     "is_shared",
     "is_usable",
     "may_share",

@@ -23,7 +23,8 @@ from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement.boundary import HOUR_MS, REST_MS, TRIES, begin_quiesce, call_off, give_up
 from torchrelay.protocol.placement.taints import is_closed, on_slot
 from torchrelay.protocol.recovery.placing import free_slots, spare_for
-from torchrelay.protocol.recovery.sharing import shares_with, slots_to_share, with_own_slot
+from torchrelay.protocol.recovery.requests import ranks_in_question
+from torchrelay.protocol.recovery.sharing import company, shares_with, slots_to_share, with_own_slot
 
 # How long a rank is away from home at least, or for its probation if that is shorter.
 AWAY_MS = 600_000
@@ -74,15 +75,6 @@ def wishes_to_move(cluster: Cluster, job: Job) -> dict[Rank, Wish]:
     return found | cramped(cluster, job, found)
 
 
-def ranks_in_question(cluster: Cluster, job: Job) -> list[Rank]:
-    """Ranks that something may be wished for: on a tainted node, asked for, or away from home. In order."""
-    if job.spec.return_home:
-        return list(job.seats)
-    nodes = {taint.node for taint in cluster.taints.values() if taint.effect is Effect.NO_EXECUTE}
-    there = {worker.rank for node in nodes for worker in cluster.on_node(node) if worker.job == job.spec.job}
-    return sorted({rank for rank in there if rank is not None} | set(job.requests))
-
-
 def cramped(cluster: Cluster, job: Job, others: Iterable[Rank]) -> dict[Rank, Wish]:
     """Ranks that share slots go to slots of their own, as many as there are, and together: the job grows again."""
     if job.spec.ranks_per_slot == 1:
@@ -103,15 +95,6 @@ def cramped(cluster: Cluster, job: Job, others: Iterable[Rank]) -> dict[Rank, Wi
     staying = sorted((rank for rank in found if rank not in under_way), key=lambda rank: -company(cluster, job, rank))
     room = 0 if going else room_for(cluster, job, None)
     return {rank: found[rank] for rank in (*going, *staying[:room])}
-
-
-def company(cluster: Cluster, job: Job, rank: Rank) -> int:
-    """How many workers run in the slot of this rank: the fullest slot sets the pace."""
-    holder = job.seats[rank].worker
-    if holder is None:
-        return 0
-    worker = cluster.workers[holder]
-    return sum(other.slot == worker.slot for other in cluster.on_node(worker.node))
 
 
 def tainted(cluster: Cluster, worker: Worker) -> Wish | None:

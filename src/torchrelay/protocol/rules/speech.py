@@ -38,34 +38,46 @@ from torchrelay.protocol.recovery.recovery import buddies_to_ask, is_restored, o
 
 def standing_orders(cluster: Cluster) -> frozenset[Order]:
     """Everything that is to be done now, for all jobs and nodes."""
-    said: list[Order] = [Fence(node=node, worker=worker) for worker, (node, _) in cluster.strays.items()]
+    said: list[Order] = [*stray_orders(cluster)]
     for worker in cluster.workers.values():
-        if worker.life is Life.STARTING:
-            said.append(
-                StartWorker(
-                    node=worker.node, worker=worker.worker, slot=worker.slot, job=worker.job, guest=worker.guest
-                )
-            )
-        elif worker.life is Life.FENCING:
-            said.append(Fence(node=worker.node, worker=worker.worker))
+        said.extend(worker_orders(worker))
     for job in cluster.jobs.values():
-        said.extend(job_orders(cluster, job))
+        said.extend(side_orders(cluster, job))
+        wiring = wiring_of(cluster, job)
+        for rank in job.seats:
+            said.extend(rank_orders(cluster, job, rank, wiring))
     return frozenset(said)
 
 
-def job_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
-    """What the holders of the job's ranks are to do, those that will hold them, and those that have held them."""
+def stray_orders(cluster: Cluster) -> Iterator[Order]:
+    """Processes that should not be there are to end."""
+    return (Fence(node=node, worker=worker) for worker, (node, _) in cluster.strays.items())
+
+
+def worker_orders(worker: Worker) -> Iterator[Order]:
+    """What the agent of a worker is to do with its process."""
+    if worker.life is Life.STARTING:
+        yield StartWorker(node=worker.node, worker=worker.worker, slot=worker.slot, job=worker.job, guest=worker.guest)
+    elif worker.life is Life.FENCING:
+        yield Fence(node=worker.node, worker=worker.worker)
+
+
+def side_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
+    """What those are to do that will hold ranks of the job, or have held them, or keep what another rank has left."""
     yield from target_orders(cluster, job)
     yield from outgoing_orders(cluster, job)
     yield from recall_orders(cluster, job)
-    wiring = wiring_of(cluster, job) if job.phase is JobPhase.RECONFIGURING else None
-    for rank, seat in sorted(job.seats.items()):
-        # When a job is over its seats keep the names of holders that have left.
-        worker = None if seat.worker is None else cluster.workers.get(seat.worker)
-        if worker is not None and worker.life in (Life.STARTED, Life.WARM):
-            if wiring is not None:
-                yield from reconfigure_orders(cluster, job, rank, seat, worker, wiring)
-            yield from seat_orders(cluster, job, rank, seat, worker)
+
+
+def rank_orders(cluster: Cluster, job: Job, rank: Rank, wiring: Wiring | None) -> Iterator[Order]:
+    """What the holder of a rank is to do."""
+    seat = job.seats[rank]
+    # When a job is over its seats keep the names of holders that have left.
+    worker = None if seat.worker is None else cluster.workers.get(seat.worker)
+    if worker is not None and worker.life in (Life.STARTED, Life.WARM):
+        if wiring is not None:
+            yield from reconfigure_orders(cluster, job, rank, seat, worker, wiring)
+        yield from seat_orders(cluster, job, rank, seat, worker)
 
 
 def seat_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
@@ -178,7 +190,7 @@ def outgoing_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
         or job.resume_point != job.boundary
     ):
         return
-    for rank, seat in sorted(job.seats.items()):
+    for rank, seat in job.seats.where(facts.has_outgoing):
         outgoing = None if seat.outgoing is None else cluster.workers.get(seat.outgoing)
         if outgoing is not None and outgoing.life is not Life.FENCING:
             yield Decide(**to(job, outgoing), rank=rank, verdict=Verdict.REDO, point=job.resume_point)
@@ -229,8 +241,8 @@ def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
     busy: set[WorkerId] = set()
     if job.phase is not JobPhase.PREPARING or job.resume_point is None:
         return
-    for rank, seat in sorted(job.seats.items()):
-        if seat.holds is not None or seat.record_of(job.resume_point) is not None:
+    for rank, seat in job.seats.where(facts.holds_nothing):
+        if seat.record_of(job.resume_point) is not None:
             continue
         if cluster.still_held(job.spec.job, rank):
             continue
@@ -249,8 +261,10 @@ class Wiring:
     wards: dict[Rank, tuple[Rank, ...]]
 
 
-def wiring_of(cluster: Cluster, job: Job) -> Wiring:
-    """The wiring of this generation."""
+def wiring_of(cluster: Cluster, job: Job) -> Wiring | None:
+    """The wiring of this generation; None if nobody is to connect now."""
+    if job.phase is not JobPhase.RECONFIGURING:
+        return None
     host = job.seats[store_host(job)].worker
     assert host is not None, "all ranks are held while they connect"
     keepers = circle_of(cluster, job)

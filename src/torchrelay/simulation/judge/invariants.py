@@ -266,9 +266,13 @@ class Checker:
 
     # ------------------------------------------------------------ orders
 
-    def ordered(self, fresh: Iterable[od.Order], standing: frozenset[od.Order]) -> None:
-        """Orders are given for the first time."""
+    def ordered(self, fresh: Iterable[od.Order], standing: frozenset[od.Order], expected: frozenset[od.Order]) -> None:
+        """Orders are given for the first time. `expected`: all that the state says, read off it anew."""
         fresh = list(fresh)
+        if standing != expected:
+            self.fail(f"orders stand that differ from what the state says: {sorted(map(str, standing ^ expected))[:4]}")
+        if not fresh:
+            return
         if any(isinstance(order, od.Fence) for order in fresh):
             self.weigh_victims()
         for order in fresh:

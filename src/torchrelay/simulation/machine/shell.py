@@ -6,7 +6,7 @@ agents are back, as in the real one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -16,13 +16,14 @@ from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance, orders
+from torchrelay.protocol.rules.standing import StandingOrders
 from torchrelay.simulation.machine.network import Connection
 from torchrelay.simulation.ports import Watched
 
 TICK_MS = 250
 REPEAT_MS = 1_000
 RETURN_MS = 3_000
-BUSY_MS = (0,)  # how long what workers tell may wait to be heard, see `orchestrator.core.traffic.TOGETHER`
+BUSY_MS = (0, 0, 3, 60)  # how long what workers tell may wait to be heard, see `orchestrator.core.traffic.TOGETHER`
 
 # Within one batch: first who must stop, then who starts, then the rest in the order of a recovery.
 SEQUENCE: dict[Any, int] = {
@@ -56,7 +57,7 @@ class Shell:
         self.journal: list[tuple[ev.Event, int, bool]] = []
         self.cluster: Cluster = EMPTY
         self.failure_detector = FailureDetector()
-        self.standing: frozenset[od.Order] = frozenset()
+        self.standing = StandingOrders()
         self.links: dict[NodeId, Connection] = {}
         self.starts = 0
         self._behind_ms = 0  # time that was left out
@@ -88,13 +89,11 @@ class Shell:
             more = number < len(events)
             self.journal.append((event, now, more))
             before, self.cluster = self.cluster, advance(self.cluster, event, now, more=more)
-            self.failure_detector = forget(self.failure_detector, self.cluster)
+            self.failure_detector = forget(self.failure_detector, before, self.cluster)
             self.world.heard(event, before, self.cluster)
-        standing = orders(self.cluster)
-        fresh, self.standing = standing - self.standing, standing
-        if fresh:
-            self.world.checker.ordered(fresh, standing)
-            self._send(fresh)
+        fresh = self.standing.follow(self.cluster)
+        self.world.checker.ordered(fresh, frozenset(self.standing), orders(self.cluster))
+        self._send(fresh)
 
     def _own_up(self) -> None:
         """Let the ledger know how long nobody listened, before what was said meanwhile is heard."""
@@ -186,14 +185,14 @@ class Shell:
         beat = Beat(node=joined.node, incarnation=joined.incarnation)
         self.failure_detector = hear(self.failure_detector, beat, self.now_ms)
         self.hear(joined)
-        self._send(frozenset(order for order in self.standing if order.node == joined.node))
+        self._send(self.standing.of_node(joined.node))
 
     def detach(self, connection: Connection) -> None:
         node = connection.agent.node
         if self.links.get(node) is connection:
             del self.links[node]
 
-    def _send(self, some: frozenset[od.Order]) -> None:
+    def _send(self, some: Iterable[od.Order]) -> None:
         batches: dict[NodeId, list[od.Order]] = {}
         for order in sorted(some, key=place_of):
             batches.setdefault(order.node, []).append(order)
@@ -225,7 +224,8 @@ class Shell:
         for event, at_ms, more in self.journal:
             cluster = advance(cluster, event, at_ms, more=more)
         self.world.checker.replayed(self.cluster, cluster)
-        self.cluster, self.failure_detector, self.standing = cluster, FailureDetector(), orders(cluster)
+        self.cluster, self.failure_detector, self.standing = cluster, FailureDetector(), StandingOrders()
+        self.standing.follow(cluster)
         last_ms = self.journal[-1][1] if self.journal else 0
         self._behind_ms = self.world.now - last_ms
         self._told_ms = sum(event.ms for event, _, _ in self.journal if isinstance(event, ev.TimeLeftOut))

@@ -3,7 +3,7 @@
 The agent connects to `AGENT_PATH` with the header `Authorization: Bearer <token>` and says `Attach`. Then:
 
     orchestrator -> agent   Attached (or Refused, and the connection ends); JobTerms before a job's first StartWorker,
-                            if the job came later; OrderFrame whenever something is to be done; Ack; Shutdown
+                            if the job came later; OrderFrame whenever something is to be done; Ack; Pace; Shutdown
     agent -> orchestrator   EventFrame, BeatFrame, NetworkFrame
 
 Events are numbered by the agent, from 1, per incarnation. They are kept until acknowledged, and sent again, in order
@@ -22,7 +22,7 @@ from torchrelay.wire.messages.codec import Codec
 from torchrelay.wire.messages.pathnews import NetworkNews
 
 AGENT_PATH = "/agent"
-VERSION = 2  # of this channel; both ends must have the same
+VERSION = 3  # of this channel; both ends must have the same
 
 
 # ---------------------------------------------------------------- agent -> orchestrator
@@ -90,6 +90,12 @@ class Attached(Struct, frozen=True, tag=True, kw_only=True):
     tainted: tuple[tuple[int | None, str], ...] = ()
 
 
+class Pace(Struct, frozen=True, tag=True):
+    """From now on wait so long between two beats: there are more nodes now, or fewer."""
+
+    beat_ms: int
+
+
 class Refused(Struct, frozen=True, tag=True, kw_only=True):
     """This agent may not attach, and why. It ends."""
 
@@ -116,7 +122,7 @@ class Shutdown(Struct, frozen=True, tag=True, kw_only=True):
     grace_s: float = 5.0
 
 
-ToAgent = Attached | Refused | JobTerms | OrderFrame | Ack | Shutdown
+ToAgent = Attached | Refused | JobTerms | OrderFrame | Ack | Pace | Shutdown
 
 _to_orchestrator: Codec[ToOrchestrator] = Codec(ToOrchestrator, "message from an agent")
 _to_agent: Codec[ToAgent] = Codec(ToAgent, "message to an agent")

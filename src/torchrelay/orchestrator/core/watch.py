@@ -1,0 +1,77 @@
+"""Watch: how often nodes are to beat, and when what their beats told is judged.
+
+A judgement is a look at all ranks. Where there are many, each node beats less often, and nobody is judged more often
+than that: what the orchestrator does at rest stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from torchrelay.orchestrator.core.traffic import AgentPort
+from torchrelay.orchestrator.store.journal import Reached
+from torchrelay.protocol.health.failure_detector import judge
+from torchrelay.protocol.health.pulses import BEAT_MS, Beat, FailureDetector, forget_strangers, hear, pace_ms
+from torchrelay.protocol.messages.events import Event, WorkerExited
+from torchrelay.protocol.model.facts import is_alive
+from torchrelay.protocol.model.state import Cluster
+from torchrelay.wire.messages.channel import Pace
+
+
+class Watch:
+    """Of one orchestrator."""
+
+    def __init__(self) -> None:
+        self._judged_ms: int | None = None
+
+    def set_pace(
+        self, failure_detector: FailureDetector, cluster: Cluster, agents: Iterable[AgentPort]
+    ) -> FailureDetector:
+        """Tell all agents how often to beat, if that has changed with the number of nodes."""
+        beat_ms = pace_ms(cluster.nodes.count(is_alive))
+        if beat_ms == failure_detector.beat_ms:
+            return failure_detector
+        for agent in agents:
+            agent.send(Pace(beat_ms))
+        return replace(failure_detector, beat_ms=beat_ms)
+
+    def judge(
+        self, failure_detector: FailureDetector, cluster: Cluster, now_ms: int
+    ) -> tuple[FailureDetector, tuple[Event, ...]]:
+        """Who is silent, or hangs; nobody if it is too soon to look again."""
+        beat_ms, last_ms = failure_detector.beat_ms, self._judged_ms
+        if beat_ms > BEAT_MS and last_ms is not None and now_ms - last_ms < beat_ms:
+            return failure_detector, ()
+        self._judged_ms = now_ms
+        failure_detector = forget_strangers(failure_detector, cluster)
+        return failure_detector, judge(failure_detector, cluster, now_ms)
+
+
+def listen_anew(failure_detector: FailureDetector, cluster: Cluster, now_ms: int) -> FailureDetector:
+    """Count silence of all nodes from now."""
+    for node in cluster.nodes.values():
+        if node.alive:
+            failure_detector = hear(failure_detector, Beat(node=node.node, incarnation=node.incarnation), now_ms)
+    return failure_detector
+
+
+# ---------------------------------------------------------------- how far jobs are, for reading only
+
+
+def note_beat(reached: Reached, beat: Beat, cluster: Cluster) -> None:
+    """A beat has told how far ranks are."""
+    for sample in beat.samples:
+        worker = cluster.workers.get(sample.worker)
+        if worker is not None and sample.point is not None:
+            place = (sample.generation, sample.point)
+            reached[worker.job] = max(place, reached.get(worker.job, place))
+
+
+def note_end(reached: Reached, event: Event, before: Cluster, after: Cluster) -> None:
+    """A job's last steps are over before a beat tells of them: one that has ended well left a record of the last."""
+    if isinstance(event, WorkerExited) and event.code == 0 and event.private:
+        worker = before.workers.get(event.worker)
+        if worker is not None and worker.rank is not None:
+            place = (after.jobs[worker.job].generation, max(record.point for record in event.private))
+            reached[worker.job] = max(place, reached.get(worker.job, place))

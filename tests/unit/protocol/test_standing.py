@@ -1,0 +1,102 @@
+"""Standing orders: what is kept from state to state is what each state says, and only what is new is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.migration import SIGKILL
+from tests.support.telling import JOB, Story, answers, submitted
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import NodeId, Point, Rank
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.table import SMALL
+from torchrelay.protocol.rules.cluster import orders
+from torchrelay.protocol.rules.speech import rank_orders
+from torchrelay.protocol.rules.standing import StandingOrders
+
+LARGE = SMALL + 12
+
+
+class Heard:
+    """A story, and the orders that are kept beside it."""
+
+    def __init__(self, story: Story) -> None:
+        self.story, self.kept = story, StandingOrders()
+        self.look()
+
+    def look(self) -> list[od.Order]:
+        """Whether what is kept is what the state says, and what is new in it."""
+        before = frozenset(self.kept)
+        fresh = self.kept.follow(self.story.cluster)
+        expected = orders(self.story.cluster)
+        assert frozenset(self.kept) == expected
+        assert frozenset(fresh) == expected - before
+        for node in self.story.cluster.nodes:
+            assert frozenset(self.kept.of_node(node)) == {order for order in expected if order.node == node}
+        return fresh
+
+    def hear(self, *some: ev.Event) -> None:
+        for event in some:
+            self.story.hear(event)
+            self.look()
+
+    def settle(self) -> None:
+        for _ in range(50):
+            todo = self.story.orders()
+            if not todo:
+                return
+            for order in todo:
+                self.hear(*answers(order, self.story.stands))
+        raise AssertionError("healthy workers never come to rest")
+
+
+def phase_of(heard: Heard) -> JobPhase:
+    return heard.story.job.phase
+
+
+@pytest.mark.parametrize("ranks", [4, LARGE])
+def test_a_job_starts_loses_two_ranks_and_moves_one(ranks: int) -> None:
+    heard = Heard(submitted(ranks=ranks, spares=3))
+    heard.settle()
+    heard.story.train(Point(3))
+    for rank in (1, ranks - 1):
+        worker = heard.story.holder(rank)
+        records = heard.story.stands[worker].records(worker)
+        heard.hear(ev.WorkerExited(worker=worker, node=NodeId("node-0"), signal=SIGKILL, private=records))
+    heard.settle()
+    assert phase_of(heard) is JobPhase.RUNNING
+    heard.story.train(Point(4))
+    heard.hear(ev.MoveAsked(job=JOB, ranks=(Rank(2),), reason="a test", source="a test"))
+    heard.settle()
+    assert heard.story.move.moved == (2,)
+    heard.hear(ev.JobCancelled(job=JOB, reason="enough"))
+    heard.settle()
+    assert phase_of(heard) is JobPhase.ENDED
+    assert not list(heard.kept)
+
+
+def test_of_an_answer_only_what_it_changes_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard(submitted(ranks=LARGE, spares=1))
+    heard.settle()
+    heard.story.train(Point(3))
+    heard.hear(ev.WorkerExited(worker=heard.story.holder(5), node=NodeId("node-0"), signal=SIGKILL))
+    read: list[Rank] = []
+
+    def reading(cluster: object, job: object, rank: Rank, wiring: object) -> object:
+        read.append(rank)
+        return rank_orders(cluster, job, rank, wiring)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("torchrelay.protocol.rules.standing.rank_orders", reading)
+    interrupts = [order for order in heard.story.orders() if isinstance(order, od.Interrupt)]
+    for order in interrupts[:-1]:
+        heard.hear(*answers(order, heard.story.stands))
+    assert sorted(read) == sorted(order.rank for order in interrupts[:-1])
+
+
+def test_nothing_stands_when_it_was_cleared() -> None:
+    heard = Heard(submitted())
+    assert list(heard.kept)
+    heard.kept.clear()
+    assert not list(heard.kept)
+    assert not list(heard.kept.of_node(NodeId("node-0")))
