@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.support.exhaustive import check_orders, check_roster
 from tests.support.telling import JOB, Stand, answers, private, training

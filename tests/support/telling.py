@@ -7,8 +7,10 @@ healthy worker or agent says to an order; transcripts, exhaustive worlds and pro
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
@@ -20,8 +22,7 @@ from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance, orders
 JOB = JobId("job")
 
 
-@dataclass(frozen=True)
-class Stand:
+class Stand(Struct, frozen=True):
     """Where a worker stands. `committed` None: it holds no state."""
 
     committed: Point | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from tests.support.telling import JOB, Stand, Story
 from torchrelay.protocol.messages import events as ev

@@ -6,12 +6,12 @@ import asyncio
 import random
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.support.aged import JOB, aged
 from tests.support.brain import serving

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.support.plans import WHO, scene, taint, two_nodes
 from tests.support.telling import JOB, Story, answers, running

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
-from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replaced
 
 from tests.support.brain import JOB, NODE, RecordingLink, sample, serving, spec, train, until
 from tests.support.service import FakeTime, run

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from torchrelay.orchestrator.core.watch import Watch
 from torchrelay.protocol.health.pulses import (

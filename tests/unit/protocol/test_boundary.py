@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.support.migration import HERE, NEXT, SIGKILL, asked, cut_over, halting, on_nodes, preparing, quiescing
 from tests.support.telling import JOB, Stand, Story, running, say, submitted

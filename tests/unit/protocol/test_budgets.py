@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.support.migration import asked, cleared, cut_over, halting, on_nodes, preparing, tainted
 from tests.support.telling import JOB, Story, raised, running, say, submitted

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from tests.support.telling import JOB, Story, running
 from torchrelay.protocol.messages import events as ev

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tests.support.migration import asked, cut_over, halting, on_nodes, quiescing
 from tests.support.telling import JOB, Stand, Story, after_an_error, answers, raised, running, say, submitted

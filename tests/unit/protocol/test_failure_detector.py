@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.support.failure_detector import JOB, NOW, RANKS, SPARE, Ward, ahead, cluster, evidence, pulse
 from torchrelay.protocol.health.failure_detector import ASTRAY_MS, judge, patience

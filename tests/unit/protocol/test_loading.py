@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tests.support.migration import HERE, SIGKILL
 from tests.support.sharing import back, crowded, holder_of, lost, place, spread

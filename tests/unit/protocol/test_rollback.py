@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.telling import JOB, Stand, Story, private, training
 from torchrelay.protocol.messages import events as ev

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.migration import HERE, SIGKILL, asked, cleared, on_nodes, tainted
 from tests.support.sharing import back, crowded, holder_of, lost, place, spread

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.support.telling import begun
 from torchrelay.protocol.health.failure_detector import judge

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.support.migration import SIGKILL, cut_over, preparing
 from tests.support.telling import JOB, Stand, Story, running, say

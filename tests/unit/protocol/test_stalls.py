@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.support.failure_detector import Ward
 from torchrelay.protocol.health.failure_detector import ASTRAY_MS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tests.support.telling import JOB, running
 from torchrelay.protocol.messages.ids import JobId, NodeId, WorkerId

@@ -12,9 +12,9 @@ have.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from torchrelay.forecast.inputs.layouts import Layout
 from torchrelay.protocol.messages.events import JobSpec

@@ -95,7 +95,7 @@ class AgentConnection:
             self._waiting.put_nowait(message)
 
     def acknowledge(self, seq: int) -> None:
-        """This event is in the journal, and so are those before it. What is written in one go is acknowledged in one."""
+        """This event and those before it are in the journal. What is written in one go is acknowledged in one."""
         if not self._written:
             asyncio.get_running_loop().call_soon(self._acknowledge_all)
         self._written = max(seq, self._written)

@@ -19,7 +19,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
 
 from torchrelay.orchestrator.core.clock import Clock, wall_clock_ms
 from torchrelay.orchestrator.core.compaction import Compaction
@@ -36,7 +35,7 @@ from torchrelay.orchestrator.store.journal import (
     Unwritable,
 )
 from torchrelay.orchestrator.views.scene import Scene, Ways, note_ways
-from torchrelay.orchestrator.views.story import Moment, tell
+from torchrelay.orchestrator.views.story import Moment, Told, tell
 from torchrelay.protocol.health.pulses import Beat, FailureDetector, forget, hear
 from torchrelay.protocol.messages.events import Event, JobSpec, NodeJoined, Tick, TimeLeftOut
 from torchrelay.protocol.messages.ids import NodeId
@@ -81,7 +80,7 @@ class Orchestrator:
         self.reached: Reached = journal.reached()
         self.connections: dict[NodeId, AgentPort] = {}
         self.standing = StandingOrders()
-        self.moments: list[Moment] = []
+        self.moments: list[Told] = []
         self.ways: Ways = {}
         self.networks: dict[NodeId, tuple[int, NetworkNews]] = {}  # what agents told last of their paths, and when
         self.news = asyncio.Event()  # set, and replaced, whenever there are new moments
@@ -145,6 +144,7 @@ class Orchestrator:
                 self._try_journal()
             elif heard is not None:
                 self._take_all(heard)
+                await asyncio.sleep(0)  # what was said goes out before more is heard
             if loop.time() >= next_tick:
                 await self._take_what_is_there()
                 self._pass_time()
@@ -245,12 +245,11 @@ class Orchestrator:
         self._introduce(before)
 
     def _tell(self, seq: int, at_ms: int, event: Event, before: Cluster) -> None:
-        wall = datetime.fromtimestamp(self.journal.wall_ms(at_ms) / 1000).astimezone()
-        moment = tell(seq, at_ms, wall.isoformat(timespec="milliseconds"), event, before, self.cluster)
-        self.moments.append(moment)
+        told = tell(seq, at_ms, self.journal.wall_ms(at_ms), event, before, self.cluster)
+        self.moments.append(told)
         if len(self.moments) > KEPT_MOMENTS:
             del self.moments[: KEPT_MOMENTS // 2]
-        for note in moment.notes:
+        for note in told.notes:
             log.info("%d %s %s %s", seq, note.kind, note.incident, note.text)
         self._wake_readers()
 
@@ -464,7 +463,7 @@ class Orchestrator:
         """What was told after this number, oldest first."""
         if not self.moments:
             return []
-        return self.moments[max(0, seq + 1 - self.moments[0].seq) :]
+        return [told.moment() for told in self.moments[max(0, seq + 1 - self.moments[0].seq) :]]
 
     def begin_shutdown(self, reason: str) -> None:
         """Let the agents end their workers and go; then end. Returns at once."""

@@ -110,9 +110,10 @@ class AgentPort(Protocol):
 def send_orders(some: Iterable[Order], connections: Mapping[NodeId, AgentPort], lease: int) -> None:
     """Send them to those agents that are there; the others are told when they come back."""
     by_node: dict[NodeId, list[AnyOrder]] = {}
-    for order in sorted(some, key=lambda order: (SEQUENCE[type(order)], getattr(order, "worker", ""))):
+    for order in some:
         by_node.setdefault(order.node, []).append(cast(AnyOrder, order))
     for node, batch in by_node.items():
         connection = connections.get(node)
         if connection is not None:
+            batch.sort(key=lambda order: SEQUENCE[type(order)])
             connection.send(OrderFrame(tuple(batch), lease))

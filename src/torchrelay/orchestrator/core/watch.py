@@ -7,7 +7,8 @@ than that: what the orchestrator does at rest stays the same.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from torchrelay.orchestrator.core.traffic import AgentPort
 from torchrelay.orchestrator.store.journal import Reached

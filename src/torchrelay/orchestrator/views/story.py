@@ -6,6 +6,7 @@ The same moments come from the live service and from a replayed journal: they ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -16,7 +17,16 @@ from torchrelay.api.shown import SYMPTOM
 from torchrelay.orchestrator.store.journal import Entry
 from torchrelay.orchestrator.views.scene import Ways, note_ways
 from torchrelay.orchestrator.views.views import describe, summarize
-from torchrelay.protocol.messages.events import Event
+from torchrelay.protocol.messages.events import (
+    Event,
+    StateRestored,
+    WorkerReady,
+    WorkerReconfigured,
+    WorkerReported,
+    WorkerResumed,
+    WorkerStarted,
+    WorkerWarm,
+)
 from torchrelay.protocol.messages.ids import JobId
 from torchrelay.protocol.model.incident import UNSETTLED, Incident
 from torchrelay.protocol.model.job import Job
@@ -63,7 +73,36 @@ class Moment(Struct, frozen=True, kw_only=True):
     outcomes: dict[JobId, int] = {}  # exit codes of jobs whose outcome is known and that this event has changed
 
 
-def tell(seq: int, at_ms: int, at: str, event: Event, before: Cluster, after: Cluster) -> Moment:
+class Told(Struct, frozen=True, kw_only=True):
+    """A moment as it is kept: its words are made when somebody reads it. Of thousands of answers hardly one is read."""
+
+    seq: int
+    at_ms: int
+    wall_ms: int
+    kind: str  # of event
+    light: Event | None  # the event itself, if it has no bytes that would be kept
+    facts: dict[str, Any]  # else what there is to say of it
+    notes: tuple[Note, ...]
+    outcomes: dict[JobId, int]
+
+    def moment(self) -> Moment:
+        at = datetime.fromtimestamp(self.wall_ms / 1000).astimezone()
+        return Moment(
+            seq=self.seq,
+            at_ms=self.at_ms,
+            at=at.isoformat(timespec="milliseconds"),
+            event=self.kind,
+            facts=self.facts if self.light is None else plain(self.light),
+            notes=self.notes,
+            outcomes=self.outcomes,
+        )
+
+
+# Answers without bytes, which come by the thousand.
+LIGHT = (WorkerStarted, WorkerWarm, WorkerReported, WorkerReconfigured, StateRestored, WorkerResumed)
+
+
+def tell(seq: int, at_ms: int, wall_ms: int, event: Event, before: Cluster, after: Cluster) -> Told:
     """What an event changed, in words."""
     notes = [*tell_nodes(before, after), *tell_places(before, after)]
     outcomes: dict[JobId, int] = {}
@@ -72,12 +111,14 @@ def tell(seq: int, at_ms: int, at: str, event: Event, before: Cluster, after: Cl
         if known is not job:
             notes += tell_job(known, job)
             outcomes |= {name: job.outcome.code} if job.outcome is not None else {}
-    return Moment(
+    light = isinstance(event, LIGHT) or (isinstance(event, WorkerReady) and not event.private)
+    return Told(
         seq=seq,
         at_ms=at_ms,
-        at=at,
-        event=type(event).__name__,
-        facts=plain(event),
+        wall_ms=wall_ms,
+        kind=type(event).__name__,
+        light=event if light else None,
+        facts={} if light else plain(event),
         notes=tuple(notes),
         outcomes=outcomes,
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from torchrelay.protocol.health.silence import LEAST_SILENCE_MS, Rhythm
 from torchrelay.protocol.health.stalls import Spot
@@ -20,7 +19,7 @@ FRESH_MS = 2 * BEAT_MS
 FEW_STRANGERS = 64
 
 
-class Sample(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Sample(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """A worker as its agent sees it now. Ages and spans in milliseconds."""
 
     worker: WorkerId
@@ -48,8 +47,7 @@ class Beat(Struct, frozen=True, tag=True, kw_only=True):
     samples: tuple[Sample, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Pulse:
+class Pulse(Struct, frozen=True, gc=False):
     """The newest sample of a worker, and since when it has not moved."""
 
     sample: Sample
@@ -61,8 +59,7 @@ class Pulse:
     still_main_ms: int = 0  # the CPU time of its main thread and children then
 
 
-@dataclass(frozen=True, slots=True)
-class FailureDetector:
+class FailureDetector(Struct, frozen=True):
     """What the beats told."""
 
     heard: Table[tuple[NodeId, str], int] = Table()

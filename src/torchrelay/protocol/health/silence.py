@@ -15,7 +15,8 @@ between the beats of each: the others have up to 30 s from then to come back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages.ids import NodeId
 
@@ -27,8 +28,7 @@ MOST_SILENCE_MS = 30_000
 GAPS_MS = 300_000
 
 
-@dataclass(frozen=True, slots=True)
-class Rhythm:
+class Rhythm(Struct, frozen=True):
     """The longest gaps between a node's beats: in this span of `GAPS_MS`, and in the one before it."""
 
     since_ms: int
@@ -51,8 +51,7 @@ class Rhythm:
         return max(LEAST_SILENCE_MS, min(MOST_SILENCE_MS, SILENT_GAPS * max(self.longest_ms, beat_ms)))
 
 
-@dataclass(frozen=True, slots=True)
-class Silence:
+class Silence(Struct, frozen=True):
     """A node that has not been heard of late.
 
     lost_in_ms   how long it has left if nothing is heard of it; 0: it is lost

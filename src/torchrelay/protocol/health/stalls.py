@@ -17,7 +17,6 @@ one rank to another (send, recv) proves nothing of third ones, and is left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -48,8 +47,7 @@ class Spot(Struct, frozen=True, omit_defaults=True):
     kind: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Stalled:
+class Stalled(Struct, frozen=True):
     """A rank that has stood still for a while. `begun`: as in `Stand`, as far as it is known. `idle`: without work."""
 
     worker: WorkerId
@@ -111,8 +109,7 @@ class Stalled:
                 return f"is in a {self.kind}" if self.kind else "waits in a collective outside of any step or section"
 
 
-@dataclass(frozen=True, slots=True)
-class Parting:
+class Parting(Struct, frozen=True):
     """Two ranks of which one waits in vain for the other; `one` is of the fewer."""
 
     one: Stalled

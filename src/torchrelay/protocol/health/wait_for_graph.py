@@ -17,15 +17,15 @@ having begun what another comes to only later, and is waited for by it elsewhere
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from torchrelay.protocol.messages.ids import Rank, WorkerId
 
 DEFAULT = 0  # the key of the default group; no other one has it
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(Struct, frozen=True):
     """A worker that holds a rank.
 
     begun      by the key of a group, how much it has begun there, the default group included
@@ -42,8 +42,7 @@ class Position:
     since_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """That others wait for a worker: since when all of them and it have stood still, who they are, and where."""
 
     since_ms: int

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 
 
-class Event(Struct, frozen=True, tag=True, kw_only=True):
+class Event(Struct, frozen=True, gc=False, tag=True, kw_only=True):
     """Anything the protocol hears."""
 
 
@@ -79,14 +79,14 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     ranks_per_slot: int = 1
 
 
-class PrivateRecord(Struct, frozen=True):
+class PrivateRecord(Struct, frozen=True, gc=False):
     """A rank's private state (RNG, loader position) at a point: opaque bytes that outlived their process."""
 
     point: Point
     data: bytes
 
 
-class Snapshot(Struct, frozen=True):
+class Snapshot(Struct, frozen=True, gc=False):
     """A complete copy of a rank's state and private record at a point, in the memory of a node.
 
     `restarts`: starts of the whole job from the script's own checkpoint before it; points are counted anew in each.
@@ -97,7 +97,7 @@ class Snapshot(Struct, frozen=True):
     restarts: int = 0
 
 
-class WorkerSeen(Struct, frozen=True, kw_only=True):
+class WorkerSeen(Struct, frozen=True, gc=False, kw_only=True):
     """A living worker as its agent knows it; how a returning agent or orchestrator adopts it."""
 
     worker: WorkerId

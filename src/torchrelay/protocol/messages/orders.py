@@ -12,7 +12,7 @@ from msgspec import Struct
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
 
 
-class Order(Struct, frozen=True, tag=True, kw_only=True):
+class Order(Struct, frozen=True, gc=False, tag=True, kw_only=True):
     """Anything the protocol wants done."""
 
     node: NodeId  # whose agent carries it out or passes it on
@@ -34,7 +34,7 @@ class Verdict(StrEnum):
     GO_ON = "go on"  # nothing is wrong: commit what it takes to stand after the boundary
 
 
-class Source(Struct, frozen=True):
+class Source(Struct, frozen=True, gc=False):
     """A rank that can serve state, and where its state server listens (host:port)."""
 
     rank: Rank

@@ -9,7 +9,8 @@ said or resolved between the two makes them unlike: the second has done again wh
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from torchrelay.protocol.messages.events import WorkerExited
 from torchrelay.protocol.messages.ids import Point, Rank, WorkerId
@@ -25,8 +26,7 @@ MISMATCH = "the collectives of the ranks do not match"
 KEPT = 64  # deaths remembered of a job
 
 
-@dataclass(frozen=True, slots=True)
-class Death:
+class Death(Struct, frozen=True):
     """How a worker that held a rank ended by itself.
 
     point    the newest that it left a record of; of a replacement, the one that its script was on the way to

@@ -5,7 +5,7 @@ In a large job nobody walks over all ranks to see whether one is not ready. Each
 
 from __future__ import annotations
 
-from torchrelay.protocol.messages.ids import JobId, NodeId, Rank
+from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.roster import Life, Node, Seat, Worker
 
 # ---------------------------------------------------------------- of seats
@@ -78,11 +78,6 @@ def is_idle_guest(worker: Worker) -> bool:
 
 def node_of(worker: Worker) -> NodeId:
     return worker.node
-
-
-def rank_of(worker: Worker) -> tuple[JobId, Rank | None]:
-    """The rank that it holds, or has held."""
-    return worker.job, worker.rank
 
 
 # ---------------------------------------------------------------- of nodes

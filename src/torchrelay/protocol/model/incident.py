@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages.ids import START, Generation, JobId, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.model.table import Table
@@ -43,8 +45,7 @@ class Mark(StrEnum):
     RESUMED = "resumed"  # the last that went on, so far
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """One thing that went wrong within an incident."""
 
     cause: str
@@ -56,8 +57,7 @@ class Fault:
     exact: bool = False  # somebody saw it happen; False: it was judged, from when something was seen for the last time
 
 
-@dataclass(frozen=True, slots=True)
-class Incident:
+class Incident(Struct, frozen=True):
     """One interruption. `story` is every decision with its reason and its time in ms; for times see `Job.moment`."""
 
     number: int

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages.events import JobSpec, Snapshot
 from torchrelay.protocol.messages.ids import START, Generation, NodeId, Point, Rank, WorkerId
@@ -38,16 +40,14 @@ TRAINING = MOVING | {JobPhase.RUNNING}
 RECOVERING = frozenset({JobPhase.AGREEING, JobPhase.PREPARING, JobPhase.RECONFIGURING, JobPhase.RESUMING})
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """How a job ended: the exit code and the reason."""
 
     code: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(Struct, frozen=True):
     """An exception that a worker told of, and the exit code it led to when known."""
 
     worker: WorkerId
@@ -61,8 +61,7 @@ class Raised:
     cramped: bool = False  # out of memory in a slot that is shared: that says nothing about the script
 
 
-@dataclass(frozen=True, slots=True)
-class PassedOn:
+class PassedOn(Struct, frozen=True):
     """A signal for all ranks, the how manieth of this job, and when it was asked for."""
 
     number: int
@@ -70,8 +69,7 @@ class PassedOn:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """The job is to stop: its ranks were told so by a signal, and have some time to end by themselves."""
 
     number: int
@@ -81,8 +79,7 @@ class Stop:
     left: tuple[int | None, ...] = ()  # the exit codes of the ranks that have left, in this order; None: by a signal
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """One training run."""
 
     spec: JobSpec

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages.events import Effect
 from torchrelay.protocol.messages.ids import NodeId, Rank, WorkerId
@@ -34,8 +36,7 @@ KEPT_MOVES = 64
 OPEN_MOVES = frozenset({MoveState.WAITING, MoveState.PREPARING, MoveState.STOPPING, MoveState.MOVING})
 
 
-@dataclass(frozen=True, slots=True)
-class Taint:
+class Taint(Struct, frozen=True):
     """What is held against a place. `slot` None: the whole node."""
 
     node: NodeId
@@ -63,8 +64,7 @@ class Taint:
 TaintId = tuple[NodeId, int | None, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """An operator wants one rank elsewhere: away from its place, or on a node. See `requests`."""
 
     rank: Rank
@@ -78,8 +78,7 @@ class Request:
     asked_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """One migration. `story` is every decision with its reason and its time in ms."""
 
     number: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from torchrelay.protocol.messages.events import PrivateRecord, WorkerReported
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
@@ -19,8 +20,7 @@ class Life(StrEnum):
     FENCING = "fencing"  # to be killed; nothing it says counts, its end is awaited
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True, gc=False):
     """A node and the incarnation of its agent.
 
     `proven`: a worker of this incarnation was heard of. Before that it may have to load all that a worker is forked
@@ -34,8 +34,7 @@ class Node:
     proven: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(Struct, frozen=True, gc=False):
     """One life of one worker process."""
 
     worker: WorkerId
@@ -61,8 +60,7 @@ class Worker:
         return f"{self.node}/{self.slot}"
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(Struct, frozen=True, gc=False):
     """What is known of a rank's holder. The second half is forgotten with each generation."""
 
     worker: WorkerId | None = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterable
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages.events import PrivateRecord, WorkerExited, WorkerStarted
 from torchrelay.protocol.messages.ids import JobId, NodeId, Rank, WorkerId
@@ -17,11 +19,10 @@ from torchrelay.protocol.model.table import Table
 KEPT_RECORDS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(Struct, frozen=True, eq=False):
     """All that the protocol knows. `now_ms` is not part of its identity: time alone changes nothing."""
 
-    now_ms: int = field(default=0, compare=False)
+    now_ms: int = 0
     nodes: Table[NodeId, Node] = Table()
     workers: Table[WorkerId, Worker] = Table()
     jobs: Table[JobId, Job] = Table()
@@ -36,6 +37,18 @@ class Cluster:
     # When nodes, or slots of them, failed or were tainted for a fault; None as slot: the whole node.
     failures: Table[tuple[NodeId, int | None], tuple[int, ...]] = Table()
     freezes: Table[str, str] = Table()  # who holds a freeze -> why
+
+    def _known(self) -> tuple[Hashable, ...]:
+        return tuple(getattr(self, name) for name in self.__struct_fields__ if name != "now_ms")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cluster) and self._known() == other._known()
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # Struct's own does not ask `__eq__`
+
+    def __hash__(self) -> int:
+        return hash(self._known())
 
     # ------------------------------------------------------------ looking
 
@@ -55,11 +68,7 @@ class Cluster:
 
     def still_held(self, job: JobId, rank: Rank) -> bool:
         """Whether a former holder of the rank may still run: its end has not been seen."""
-        return any(worker.life is Life.FENCING for worker in self.of_rank(job, rank))
-
-    def of_rank(self, job: JobId, rank: Rank) -> list[Worker]:
-        """The workers that hold this rank, or have held it and may still run."""
-        return [worker for _, worker in self.workers.group(facts.rank_of, (job, rank))]
+        return any(worker.rank == rank for worker in self.fencing(job))
 
     # ------------------------------------------------------------ changing
 

@@ -113,7 +113,7 @@ class Table(Mapping[K, V], Generic[K, V]):
         if place < self._used:
             value = self._blocks[place // BLOCK][place % BLOCK]
             if value is not NOTHING:
-                return cast(V, value)
+                return value  # type: ignore[no-any-return]
         raise KeyError(key)
 
     @overload
@@ -125,8 +125,11 @@ class Table(Mapping[K, V], Generic[K, V]):
     def get(self, key: K, /, default: Any = None) -> Any:
         if self._items is not None:
             return self._items.get(key, default)
-        place = self._place(key)
-        return default if place is None else self._blocks[place // BLOCK][place % BLOCK]
+        place = self._places.of.get(key)
+        if place is None or place >= self._used:
+            return default
+        value = self._blocks[place // BLOCK][place % BLOCK]
+        return default if value is NOTHING else value
 
     def __contains__(self, key: object) -> bool:
         return key in self._items if self._items is not None else self._place(key) is not None

@@ -10,7 +10,7 @@ Up to the cutover nobody has touched anything, so whatever goes wrong on the tar
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, WorkerPhase
 from torchrelay.protocol.model import facts

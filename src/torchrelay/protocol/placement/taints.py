@@ -8,7 +8,7 @@ again within a day.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.events import Effect

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages.events import PrivateRecord
 from torchrelay.protocol.messages.ids import START, Generation, JobId, Rank, WorkerId

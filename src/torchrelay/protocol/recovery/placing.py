@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages.events import Effect
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
@@ -341,7 +342,9 @@ def give_way(cluster: Cluster, job: Job, rank: Rank) -> Cluster | None:
 
 def undying(cluster: Cluster, job: Job, rank: Rank) -> str:
     """Why a vacant rank cannot be given away for long: a former holder does not end, whatever is done. Else empty."""
-    for worker in cluster.of_rank(job.spec.job, rank):
+    outgoing = cluster.workers.get(job.seats[rank].outgoing or WorkerId(""))
+    former = [worker for worker in cluster.fencing(job.spec.job) if worker.rank == rank]
+    for worker in former if outgoing is None or outgoing in former else [outgoing, *former]:
         if cluster.now_ms - worker.since_ms >= DYING_MS:
             return f"rank {rank}'s last holder {worker.worker} cannot be ended: waiting"
     return ""

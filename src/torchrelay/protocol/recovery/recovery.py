@@ -12,8 +12,9 @@ and answers arrive does not matter.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import islice
+
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages.ids import START, Generation, Point, Rank
 from torchrelay.protocol.messages.orders import Verdict

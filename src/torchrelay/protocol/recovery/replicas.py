@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from torchrelay.protocol.messages.events import Effect, ReplicasDiffer, TaintSet
 from torchrelay.protocol.messages.ids import Rank
@@ -33,8 +34,7 @@ TAKEN_OVER = (
 )
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """Who differs from most of its replicas; and who from others, where there is no majority."""
 
     differing: tuple[int, ...]

@@ -10,7 +10,8 @@ whether that is what was asked for is weighed when training goes on: before, a r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.events import Effect

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import replace
 from operator import itemgetter
+
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages.events import Snapshot
 from torchrelay.protocol.messages.ids import START, JobId, NodeId, Point, Rank, WorkerId

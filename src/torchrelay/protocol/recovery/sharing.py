@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages.ids import NodeId, Rank
 from torchrelay.protocol.model.job import Job, JobPhase, Raised

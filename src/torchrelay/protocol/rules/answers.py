@@ -5,8 +5,9 @@ They count once, and only in a phase that asks for them; whoever repeats one cha
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import zip_longest
+
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.model import facts

@@ -7,8 +7,9 @@ generation, and only once; whoever repeats an answer changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from torchrelay.protocol.health.stalls import MATCHING
 from torchrelay.protocol.messages import events as ev

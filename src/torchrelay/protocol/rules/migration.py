@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.events import Effect
@@ -30,8 +32,7 @@ from torchrelay.protocol.recovery.sharing import company, shares_with, slots_to_
 AWAY_MS = 600_000
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(Struct, frozen=True):
     """Why a rank should be elsewhere."""
 
     kind: MoveKind

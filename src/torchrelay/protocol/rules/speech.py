@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import TypedDict
+
+from msgspec import Struct
 
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.messages.orders import (
@@ -252,8 +253,7 @@ def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
                 yield Recall(**to(job, asked), rank=other, ward=rank, point=job.resume_point, restarts=job.restarts)
 
 
-@dataclass(frozen=True, slots=True)
-class Wiring:
+class Wiring(Struct, frozen=True):
     """How the ranks of one generation are connected: where its store is, and who keeps whose records."""
 
     store: str

@@ -7,7 +7,8 @@ those are read again that what changed can have changed: in a job of thousands o
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from torchrelay.protocol.messages.ids import JobId, NodeId, Rank
 from torchrelay.protocol.messages.orders import Order
@@ -25,11 +26,12 @@ from torchrelay.protocol.rules.speech import (
 )
 
 NOBODY = Cluster()
+Changed = tuple[Rank, Seat | None, Seat | None]  # a seat as it was, and as it is
 Key = tuple[str, Hashable, Hashable]  # for whom: what kind it is, and its names
+STRAYS: Key = ("strays", None, None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
+class _Frame(Struct, frozen=True):
     """What the orders of every rank of a job depend on, beside its own seat and worker."""
 
     parts: tuple[object, ...]
@@ -43,7 +45,6 @@ class StandingOrders:
         self._cluster = NOBODY
         self._frames: dict[JobId, _Frame] = {}
         self._said: dict[Key, tuple[Order, ...]] = {}
-        self._of_node: dict[NodeId, set[Key]] = {}
 
     def __iter__(self) -> Iterator[Order]:
         for some in self._said.values():
@@ -51,8 +52,13 @@ class StandingOrders:
 
     def of_node(self, node: NodeId) -> Iterator[Order]:
         """All that stands for one node."""
-        for key in self._of_node.get(node, ()):
-            yield from (order for order in self._said[key] if order.node == node)
+        there = self._cluster.on_node(node)
+        keys: dict[Key, None] = {STRAYS: None}
+        keys |= {("worker", worker.worker, None): None for worker in there}
+        keys |= {("rank", worker.job, worker.rank): None for worker in there}
+        keys |= {("side", job, None): None for job in self._cluster.jobs}
+        for key in keys:
+            yield from (order for order in self._said.get(key, ()) if order.node == node)
 
     def clear(self) -> None:
         """Nothing is to be done any more."""
@@ -63,7 +69,7 @@ class StandingOrders:
         before, self._cluster = self._cluster, cluster
         fresh: list[Order] = []
         if cluster.strays is not before.strays:
-            fresh += self._set(("strays", None, None), stray_orders(cluster))
+            fresh += self._set(STRAYS, stray_orders(cluster))
         moved: dict[JobId, set[Rank]] = {}
         rewired: set[JobId] = set()
         for worker, was, now in cluster.workers.differences(before.workers):
@@ -81,38 +87,35 @@ class StandingOrders:
         self, cluster: Cluster, job: Job, before: Job | None, ranks: set[Rank], rewired: bool
     ) -> list[Order]:
         name = job.spec.job
-        fresh = self._set(("side", name, None), side_orders(cluster, job))
+        fresh = list(self._set(("side", name, None), side_orders(cluster, job)))
         if before is job and not ranks and not rewired:
             return fresh  # what changed is of another job, or a spare
         known = self._frames.get(name)
         parts = frame_of(job)
-        changed = [] if before is None else list(job.seats.differences(before.seats))
+        changed: list[Changed] = []
         connects = job.phase is JobPhase.RECONFIGURING
-        if before is None or known is None or known.parts != parts or (connects and (rewired or reseated(changed))):
+        anew = before is None or known is None or known.parts != parts
+        if before is not None and not anew:
+            changed = list(job.seats.differences(before.seats))
+            anew = connects and (rewired or reseated(changed))
+        if anew or known is None:
             known = self._frames[name] = _Frame(parts, wiring_of(cluster, job))
-            ranks = set(job.seats)
         else:
             ranks |= {rank for rank, _, _ in changed} | {rank for rank, _ in in_need(job)}
-        for rank in ranks if len(ranks) < len(job.seats) else job.seats:
-            if rank in job.seats:
-                fresh += self._set(("rank", name, rank), rank_orders(cluster, job, rank, known.wiring))
+        for rank in job.seats if anew else ranks & job.seats.keys():
+            fresh += self._set(("rank", name, rank), rank_orders(cluster, job, rank, known.wiring))
         return fresh
 
-    def _set(self, key: Key, some: Iterable[Order]) -> list[Order]:
+    def _set(self, key: Key, some: Iterable[Order]) -> Iterable[Order]:
         """Put these in the place of what stood for it; what is new."""
-        orders = tuple(some)
-        before = self._said.get(key, ())
+        orders, before = tuple(some), self._said.get(key, ())
         if orders == before:
-            return []
+            return ()
         if orders:
             self._said[key] = orders
         else:
-            self._said.pop(key, None)
-        for node in {order.node for order in before} - {order.node for order in orders}:
-            self._of_node[node].discard(key)
-        for node in {order.node for order in orders}:
-            self._of_node.setdefault(node, set()).add(key)
-        return [order for order in orders if order not in before]
+            del self._said[key]
+        return [order for order in orders if order not in before] if before else orders
 
 
 def frame_of(job: Job) -> tuple[object, ...]:
@@ -136,7 +139,7 @@ def frame_of(job: Job) -> tuple[object, ...]:
     )
 
 
-def reseated(changed: Iterable[tuple[Rank, Seat | None, Seat | None]]) -> bool:
+def reseated(changed: Iterable[Changed]) -> bool:
     """Whether ranks have changed hands: then all are connected in another way."""
     pairs = ((was, now) for _, was, now in changed)
     return any(

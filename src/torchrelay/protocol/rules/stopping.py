@@ -7,7 +7,7 @@ left, or when the time is over.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages.events import SignalAsked, WorkerExited
 from torchrelay.protocol.messages.ids import JobId, Rank
