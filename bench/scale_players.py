@@ -27,7 +27,7 @@ from torchrelay.wire.messages.channel import (
     Attach,
     Attached,
     BeatFrame,
-    EventFrame,
+    EventsFrame,
     OrderFrame,
     Pace,
     decode_to_agent,
@@ -135,16 +135,18 @@ class Player:
                 for known in [one for one in self._unacknowledged if one <= seq]:
                     del self._unacknowledged[known]
             case OrderFrame(some):
+                told: list[ev.Event] = []
                 for order in some:
                     self.world.note(order, now_s)
-                    for event in self._obey(order):
-                        await self.tell(event)
+                    told += self._obey(order)
+                if told:
+                    await self.tell(*told)
 
-    async def tell(self, event: ev.Event) -> None:
-        """Say it, and keep it until it is acknowledged."""
-        self._seq += 1
-        self.world.events += 1
-        data = encode(EventFrame(self._seq, event, time.monotonic_ns() // 1_000_000))  # type: ignore[arg-type]
+    async def tell(self, *events: ev.Event) -> None:
+        """Say them together, and keep them until they are acknowledged."""
+        first, self._seq = self._seq + 1, self._seq + len(events)
+        self.world.events += len(events)
+        data = encode(EventsFrame(first, events, time.monotonic_ns() // 1_000_000))  # type: ignore[arg-type]
         self._unacknowledged[self._seq] = data
         if self._socket is not None and not self._socket.closed:
             with suppress(ConnectionError):
@@ -227,9 +229,17 @@ class Player:
         at = self.world.point()
         for name, one in self.workers.items():
             yield Sample(
-                worker=name, rank=one.rank, generation=one.generation, point=at if one.rank is not None else None,
-                phase=WorkerPhase.COMPUTING, phase_ms=10, step_ms=1000 * STEP_S, collectives=at.step, beat_ms=3,
-                process="R", cpu_ms=int(time.monotonic() * 900) % 1_000_000_000,
+                worker=name,
+                rank=one.rank,
+                generation=one.generation,
+                point=at if one.rank is not None else None,
+                phase=WorkerPhase.COMPUTING,
+                phase_ms=10,
+                step_ms=1000 * STEP_S,
+                collectives=at.step,
+                beat_ms=3,
+                process="R",
+                cpu_ms=int(time.monotonic() * 900) % 1_000_000_000,
             )
 
     async def kill(self, slot: int) -> None:

@@ -28,6 +28,7 @@ from torchrelay.wire.messages.channel import (
     Attached,
     BeatFrame,
     EventFrame,
+    EventsFrame,
     JobTerms,
     NetworkFrame,
     OrderFrame,
@@ -150,12 +151,13 @@ class Conductor:
             self.beats.append(message.beat)
         elif isinstance(message, NetworkFrame):
             self.news.append(message.news)
-        elif isinstance(message, EventFrame):
-            self.heard_ns.append(time.monotonic_ns())
-            self.frames.append(message)
-            self.events.append(message.event)
+        elif isinstance(message, EventFrame | EventsFrame):
+            frames = [message] if isinstance(message, EventFrame) else list(message.each())
+            self.heard_ns += [time.monotonic_ns()] * len(frames)
+            self.frames += frames
+            self.events += [frame.event for frame in frames]
             if self.acknowledge:
-                await socket.send_bytes(encode(Ack(message.seq)))
+                await socket.send_bytes(encode(Ack(frames[-1].seq)))
 
     async def say(self, message: ToAgent) -> None:
         assert self._socket is not None, "the agent is attached"

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import aiohttp
 
 from torchrelay.agent.allegiance import Allegiance
 from torchrelay.protocol.health.pulses import Beat
-from torchrelay.protocol.messages.events import Event, age_event
+from torchrelay.protocol.messages.events import Event, OnceRecorded, RecordKept, WorkerExited, WorkerReady, age_event
 from torchrelay.wire.messages.channel import (
     AGENT_PATH,
     Ack,
@@ -21,6 +21,7 @@ from torchrelay.wire.messages.channel import (
     Attached,
     BeatFrame,
     EventFrame,
+    EventsFrame,
     NetworkFrame,
     OrderFrame,
     Pace,
@@ -40,6 +41,8 @@ HANDSHAKE_S = 5.0
 PING_S = 10.0
 UNIX = "unix:"  # in place of a URL: the path of a socket
 UNAUTHORIZED = (401, 403)
+MOST_TOGETHER = 64  # events in one frame
+BULKY = (WorkerExited, RecordKept, OnceRecorded)  # they have bytes of the script's: each goes alone
 
 
 class Rejected(RuntimeError):
@@ -58,10 +61,33 @@ class Kept:
     event: Event
     at_ns: int
 
-    def encoded(self, now_ns: int) -> bytes:
-        event = age_event(self.event, (now_ns - self.at_ns) // 1_000_000)
-        sent_ms = now_ns // 1_000_000
-        return encode(EventFrame(self.seq, event, sent_ms))  # type: ignore[arg-type]  # only events of the union are told
+    def aged(self, now_ns: int) -> Event:
+        """The event, so much later as it has waited here."""
+        return age_event(self.event, (now_ns - self.at_ns) // 1_000_000)
+
+
+def framed(some: Sequence[Kept], now_ns: int) -> bytes:
+    """One frame for events that follow one another."""
+    events, sent_ms = tuple(kept.aged(now_ns) for kept in some), now_ns // 1_000_000
+    if len(events) == 1:
+        return encode(EventFrame(some[0].seq, events[0], sent_ms))  # type: ignore[arg-type]  # only events of the union
+    return encode(EventsFrame(some[0].seq, events, sent_ms))  # type: ignore[arg-type]
+
+
+def together(kept: Iterable[Kept]) -> Iterator[list[Kept]]:
+    """Events in the order in which they were told, those in one list that go in one frame."""
+    some: list[Kept] = []
+    for one in kept:
+        if some and (is_bulky(one.event) or is_bulky(some[-1].event) or len(some) == MOST_TOGETHER):
+            yield some
+            some = []
+        some.append(one)
+    if some:
+        yield some
+
+
+def is_bulky(event: Event) -> bool:
+    return isinstance(event, BULKY) or (isinstance(event, WorkerReady) and bool(event.private))
 
 
 class Uplink:
@@ -206,10 +232,9 @@ class Uplink:
         while True:
             await self.open.wait()
             self._more.clear()
-            for kept in list(self._kept):
-                if kept.seq > self._sent:
-                    await socket.send_bytes(kept.encoded(time.monotonic_ns()))
-                    self._sent = kept.seq
+            for some in list(together(kept for kept in self._kept if kept.seq > self._sent)):
+                await socket.send_bytes(framed(some, time.monotonic_ns()))
+                self._sent = some[-1].seq
             if self._news is not None:
                 news, self._news = self._news, None
                 await socket.send_bytes(encode(news))

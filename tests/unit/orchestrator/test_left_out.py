@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.brain import JOB, NODE, RecordingLink, serving, train
 from tests.support.service import FakeTime, run
-from torchrelay.agent.uplink import Kept
+from torchrelay.agent.uplink import MOST_TOGETHER, Kept, framed, together
 from torchrelay.orchestrator.core import service as shell
 from torchrelay.orchestrator.core.agents import SPAN_MS, Lateness
 from torchrelay.orchestrator.core.clock import COUNTED_NS, Clock
@@ -20,7 +20,7 @@ from torchrelay.orchestrator.store.journal import Journal, JournalUnavailable, r
 from torchrelay.orchestrator.views.views import view_incidents
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Generation, JobId, Rank, WorkerId
-from torchrelay.wire.messages.channel import EventFrame, decode_to_orchestrator
+from torchrelay.wire.messages.channel import EventFrame, EventsFrame, decode_to_orchestrator
 from torchrelay.wire.messages.codec import encode
 from torchrelay.worker.control.agent_connection import Said
 
@@ -263,10 +263,33 @@ def test_clocks_that_drift_are_followed() -> None:
 
 def test_an_agent_adds_how_long_it_has_kept_an_event() -> None:
     for event, age in ((EXITED, 400), (ev.age_event(RESUMED, 30), 430), (ev.WorkerWarm(worker=WorkerId("w")), None)):
-        frame = decode_to_orchestrator(Kept(3, event, 100_000_000).encoded(500_000_000))
+        frame = decode_to_orchestrator(framed([Kept(3, event, 100_000_000)], 500_000_000))
         assert isinstance(frame, EventFrame)
         assert (frame.seq, frame.sent_ms) == (3, 500)
         assert getattr(frame.event, "age_ms", None) == age
+
+
+def test_events_that_are_sent_together_have_each_its_own_age() -> None:
+    kept = [Kept(3, RESUMED, 100_000_000), Kept(4, RESUMED, 300_000_000)]
+    frame = decode_to_orchestrator(framed(kept, 500_000_000))
+    assert isinstance(frame, EventsFrame)
+    told = [(one.seq, one.event.age_ms) for one in frame.each() if isinstance(one.event, ev.WorkerResumed)]
+    assert told == [(3, 400), (4, 200)]
+
+
+def test_what_has_bytes_of_the_script_goes_alone_and_all_go_in_order() -> None:
+    light, bulky = ev.WorkerWarm(worker=WorkerId("w")), EXITED
+    for told, expected in (
+        ([light] * 3, [3]),
+        ([bulky, bulky], [1, 1]),
+        ([light, bulky, light, light], [1, 1, 2]),
+        ([light] * (2 * MOST_TOGETHER + 1), [MOST_TOGETHER, MOST_TOGETHER, 1]),
+        ([], []),
+    ):
+        kept = [Kept(seq, event, 0) for seq, event in enumerate(told, 1)]
+        found = list(together(kept))
+        assert [len(some) for some in found] == expected
+        assert [one for some in found for one in some] == kept
 
 
 def test_a_worker_adds_how_long_ago_it_has_said_something(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ from torchrelay.wire.messages.channel import (
     Attached,
     BeatFrame,
     EventFrame,
+    EventsFrame,
     NetworkFrame,
     Refused,
     ToAgent,
@@ -192,14 +193,12 @@ async def converse(
         if raw.type is not WSMsgType.BINARY:
             raise WireError(f"a frame of type {raw.type.name}")
         match decode_to_orchestrator(raw.data):
-            case EventFrame(seq, event, sent_ms):
-                if not isinstance(event, TELLABLE):
-                    raise WireError(f"an agent does not say {type(event).__name__}")
-                if isinstance(event, TaintSet | TaintCleared) and event.node != connection.node:
-                    raise WireError(f"the agent of {connection.node} speaks of a taint of {event.node}")
-                # Not awaited: the acknowledgement follows when the event is on disk, the next event may come first.
-                heard = service.put(age_event(event, lateness.of(sent_ms)))
-                heard.add_done_callback(partial(acknowledge, connection, seq))
+            case EventFrame() as frame:
+                hear_agent(connection, service, frame, lateness.of(frame.sent_ms))
+            case EventsFrame() as frame:
+                late_ms = lateness.of(frame.sent_ms)
+                for each in frame.each():
+                    hear_agent(connection, service, each, late_ms)
             case BeatFrame(beat, sent_ms):
                 lateness.of(sent_ms)
                 service.beat(connection, beat)
@@ -207,6 +206,17 @@ async def converse(
                 service.show_network(connection, news)
             case Attach():
                 raise WireError("Attach said twice")
+
+
+def hear_agent(connection: AgentConnection, service: Orchestrator, frame: EventFrame, late_ms: int) -> None:
+    """One event. It is not awaited: the acknowledgement follows when it is on disk, the next event may come first."""
+    event = frame.event
+    if not isinstance(event, TELLABLE):
+        raise WireError(f"an agent does not say {type(event).__name__}")
+    if isinstance(event, TaintSet | TaintCleared) and event.node != connection.node:
+        raise WireError(f"the agent of {connection.node} speaks of a taint of {event.node}")
+    heard = service.put(age_event(event, late_ms))
+    heard.add_done_callback(partial(acknowledge, connection, frame.seq))
 
 
 def acknowledge(connection: AgentConnection, seq: int, written: asyncio.Future[int]) -> None:

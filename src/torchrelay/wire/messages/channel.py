@@ -4,13 +4,15 @@ The agent connects to `AGENT_PATH` with the header `Authorization: Bearer <token
 
     orchestrator -> agent   Attached (or Refused, and the connection ends); JobTerms before a job's first StartWorker,
                             if the job came later; OrderFrame whenever something is to be done; Ack; Pace; Shutdown
-    agent -> orchestrator   EventFrame, BeatFrame, NetworkFrame
+    agent -> orchestrator   EventFrame, EventsFrame, BeatFrame, NetworkFrame
 
 Events are numbered by the agent, from 1, per incarnation. They are kept until acknowledged, and sent again, in order
 and with their numbers, after every `Attached`. `Ack(seq)` says that every event up to `seq` is in the journal.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -50,6 +52,18 @@ class EventFrame(Struct, frozen=True, tag=True):
     sent_ms: int = 0
 
 
+class EventsFrame(Struct, frozen=True, tag=True):
+    """Events that follow one another, with the number of the first: workers of a node often answer together."""
+
+    seq: int
+    events: tuple[AnyEvent, ...]
+    sent_ms: int = 0
+
+    def each(self) -> Iterator[EventFrame]:
+        """As if each had come alone."""
+        return (EventFrame(seq, event, self.sent_ms) for seq, event in enumerate(self.events, self.seq))
+
+
 class BeatFrame(Struct, frozen=True, tag=True):
     """A sign of life; not acknowledged, not journalled. `sent_ms` as in `EventFrame`."""
 
@@ -63,7 +77,7 @@ class NetworkFrame(Struct, frozen=True, tag=True):
     news: NetworkNews
 
 
-ToOrchestrator = Attach | EventFrame | BeatFrame | NetworkFrame
+ToOrchestrator = Attach | EventFrame | EventsFrame | BeatFrame | NetworkFrame
 
 
 # ---------------------------------------------------------------- orchestrator -> agent
