@@ -63,7 +63,7 @@ NO_WAY_ON = {
     "refused": ("worker: refused replacement", REFUSED),
 }
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 17
+RULES_VERSION = 18
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
