@@ -151,6 +151,7 @@ def started(stage: Stage, limit_s: float) -> dict[str, float]:
 
 def at_rest(stage: Stage, watch_s: float) -> dict[str, float]:
     """What it takes while nothing happens."""
+    time.sleep(5)  # what follows from the start is over by then
     before, counts = stage.cpu_s(), [sum(part) for part in zip(*stage.ask("counts"), strict=True)]
     begun = time.monotonic()
     time.sleep(watch_s)

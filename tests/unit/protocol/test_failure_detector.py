@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.failure_detector import JOB, NOW, RANKS, SPARE, Ward, ahead, cluster, evidence, pulse
-from torchrelay.protocol.health.failure_detector import ASTRAY_MS, judge, patience
+from torchrelay.protocol.health.failure_detector import ASTRAY_MS, LEAST_STILL_MS, judge, patience
 from torchrelay.protocol.health.pulses import BEAT_MS, FRESH_MS, FailureDetector, Pulse, Sample, feel, forget
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerId, WorkerPhase
@@ -83,6 +83,25 @@ def test_a_stopped_spare_is_found_because_it_could_not_take_a_rank() -> None:
     )
     ward.live(3_000)
     assert {event.worker for event in ward.alarms if isinstance(event, ev.WorkerHung)} == {spare.worker}
+
+
+def test_while_all_move_nobody_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    ward, looked = Ward(), []
+    spare = next(worker for worker in ward.cluster.workers.values() if worker.rank is None)
+    ward.samples[Rank(99)] = msgspec.structs.replace(ward.samples[Rank(0)], worker=spare.worker, rank=None, point=None)
+
+    def look(_: object, one: Pulse, __: int) -> str:
+        looked.append(one.sample.worker)
+        return ""
+
+    monkeypatch.setattr("torchrelay.protocol.health.failure_detector.judge_worker", look)
+    for beat in range(30):
+        for rank in range(RANKS):
+            ward.set(rank, collectives=101 + beat)
+        ward.live(BEAT_MS)
+    assert looked == []
+    ward.live(2 * LEAST_STILL_MS)
+    assert set(looked) == {one.worker for one in ward.samples.values()}
 
 
 def test_old_samples_say_nothing() -> None:

@@ -47,6 +47,7 @@ ASTRAY_MS = 5_000
 ASTRAY_STEPS = 3
 MOST_ASTRAY_MS = 600_000
 STALE_MS = 2_000  # a worker whose control thread is silent for so long may be elsewhere than it has said last
+LEAST_STILL_MS = 3_000  # the shortest of all limits, but for one that the kernel has stopped
 # Less than this share of one core counts as using no CPU time.
 IDLE_SHARE = 0.05
 
@@ -108,7 +109,8 @@ def judge(failure_detector: FailureDetector, cluster: Cluster, now_ms: int) -> t
             lost = NodeLost(node=node.node, incarnation=node.incarnation, reason=reason, age_ms=silence.silent_ms)
             found.append(lost)
     companies = {name: Company(failure_detector, job, now_ms) for name, job in cluster.jobs.items()}
-    for worker in cluster.workers.values():
+    still = anybody_still(failure_detector, cluster, now_ms)
+    for worker in cluster.workers.values() if still else ():
         pulse = failure_detector.pulses.get(worker.worker)
         if pulse is None or worker.life is Life.FENCING or now_ms - pulse.heard_ms >= failure_detector.fresh_ms:
             continue
@@ -117,11 +119,26 @@ def judge(failure_detector: FailureDetector, cluster: Cluster, now_ms: int) -> t
             age = now_ms - pulse.still_ms
             found.append(WorkerHung(worker=worker.worker, evidence=evidence, age_ms=age))
     for name, job in cluster.jobs.items():
-        if job.phase is JobPhase.RUNNING:
+        if still and job.phase is JobPhase.RUNNING:
             found.extend(judge_ways(companies[name], now_ms))
         if job.unproved:
             found.extend(proof(failure_detector, job))
     return tuple(found)
+
+
+def anybody_still(failure_detector: FailureDetector, cluster: Cluster, now_ms: int) -> bool:
+    """Whether a rank's holder has stood still for so long, or a worker is stopped, that there is something to judge.
+
+    Mostly none is, and then nobody looks at each. A spare always stands still.
+    """
+    for name, pulse in failure_detector.pulses.items():
+        if pulse.stopped_ms is not None:
+            return True
+        if now_ms - pulse.still_ms >= LEAST_STILL_MS:
+            worker = cluster.workers.get(name)
+            if worker is not None and worker.rank is not None:
+                return True
+    return False
 
 
 def proof(failure_detector: FailureDetector, job: Job) -> tuple[Event, ...]:
