@@ -17,7 +17,7 @@ def test_a_result_is_recorded_once() -> None:
     story = running()
     story.hear(ev.OnceRecorded(job=JOB, rank=Rank(1), name="n", value=b"first"))
     assert not changed_by(story, ev.OnceRecorded(job=JOB, rank=Rank(1), name="n", value=b"second"))
-    assert dict(story.job.once) == {(1, "n"): b"first"}
+    assert dict(story.job.once) == {1: (("n", b"first"),)}
 
 
 def test_after_a_restart_from_the_checkpoint_it_is_done_again() -> None:
@@ -28,4 +28,4 @@ def test_after_a_restart_from_the_checkpoint_it_is_done_again() -> None:
     assert not story.job.once
     assert not changed_by(story, ev.OnceRecorded(job=JOB, rank=Rank(1), name="start", value=b"epoch 0"))
     story.hear(ev.OnceRecorded(job=JOB, rank=Rank(1), name="start", value=b"epoch 2", restarts=1))
-    assert dict(story.job.once) == {(1, "start"): b"epoch 2"}
+    assert dict(story.job.once) == {1: (("start", b"epoch 2"),)}

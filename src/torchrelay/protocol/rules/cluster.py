@@ -342,10 +342,13 @@ def point_committed(cluster: Cluster, event: ev.PointCommitted) -> Cluster:
 
 def once_recorded(cluster: Cluster, event: ev.OnceRecorded) -> Cluster:
     job = cluster.jobs.get(event.job)
-    key = (event.rank, event.name)
-    if job is None or key in job.once or event.restarts != job.restarts:
+    if job is None or event.restarts != job.restarts:
         return cluster
-    return cluster.with_job(replace(job, once=job.once.put(key, event.value)))
+    known = job.once.get(event.rank, ())
+    if event.name in dict(known):
+        return cluster
+    known = tuple(sorted((*known, (event.name, event.value))))
+    return cluster.with_job(replace(job, once=job.once.put(event.rank, known)))
 
 
 # ---------------------------------------------------------------- time that went by, or was left out

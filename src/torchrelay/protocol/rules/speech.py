@@ -198,7 +198,6 @@ def outgoing_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
 
 
 def assign(job: Job, rank: Rank, replacement: bool, worker: Worker, examples: tuple[Source, ...] = ()) -> Assign:
-    once = tuple(sorted((name, value) for (of, name), value in job.once.items() if of == rank))
     return Assign(
         **to(job, worker),
         rank=rank,
@@ -207,7 +206,7 @@ def assign(job: Job, rank: Rank, replacement: bool, worker: Worker, examples: tu
         local_rank=worker.slot,
         replacement=replacement,
         restarts=job.restarts,
-        once=once,
+        once=job.once.get(rank, ()),
         examples=examples,
     )
 

@@ -102,6 +102,7 @@ class StandingOrders:
             known = self._frames[name] = _Frame(parts, wiring_of(cluster, job))
         else:
             ranks |= {rank for rank, _, _ in changed} | {rank for rank, _ in in_need(job)}
+            ranks |= {rank for rank, _, _ in job.once.differences(before.once)} if before is not None else set()
         for rank in job.seats if anew else ranks & job.seats.keys():
             fresh += self._set(("rank", name, rank), rank_orders(cluster, job, rank, known.wiring))
         return fresh
@@ -131,7 +132,6 @@ def frame_of(job: Job) -> tuple[object, ...]:
         asks,
         job.signals,
         job.stop is not None,
-        job.once,
         job.restarts,
         job.rolled,
         job.kept if job.rolled is not None else None,
