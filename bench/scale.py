@@ -3,6 +3,7 @@
     start    all attach, the job is submitted, and all ranks are told to go on
     at rest  all beat; the orchestrator's share of a core
     kills    a worker ends; from its WorkerExited to the last Interrupt, and to the last Resume
+    core     the core alone, in process: how its costs grow with the ranks (`scale_core`)
 
 Players have a few processes of their own on the same cores: what they take is not the orchestrator's.
 """
@@ -26,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+import scale_core
 from figures import finish, progress
 from scale_players import JOB, STEP_S, perform
 from torchrelay.api.endpoint import TOKEN, read_endpoint
@@ -34,6 +36,8 @@ from torchrelay.protocol.messages.events import JobSpec
 
 SIZES = (32, 128, 512, 1024, 2048)
 SLOTS = 8
+CORE_NODES = (33, 129, 513, 2_049)  # one of them with spares
+CORE_KILLS = 3
 
 
 class Stage:
@@ -170,13 +174,29 @@ def killed(stage: Stage, number: int, limit_s: float) -> dict[str, float]:
     before = stage.cpu_s()
     stage.stand()
     told = min(stage.ask("kill", [(number, 1)]))
-    want = {"Interrupt": stage.ranks - 1, "Resume": stage.ranks}
-    wait_for(lambda: stage.seen("Resume", generation)[0] >= want["Resume"], limit_s, "the job does not recover")
-    wait_for(lambda: stage.generation() == generation, limit_s, "")
-    spans = {f"{kind.lower()}_ms": 1000 * (stage.seen(kind, generation)[1] - told) for kind in want}
+    used: list[tuple[float, float]] = [(told, before)]
+
+    def over() -> bool:
+        used.append((time.monotonic(), stage.cpu_s()))
+        return stage.seen("Resume", generation)[0] >= stage.ranks
+
+    wait_for(over, limit_s, "the job does not recover")
+    last = {kind: stage.seen(kind, generation)[1] for kind in ("Interrupt", "Reconfigure", "Resume")}
     took = stage.cpu_s() - before
     stage.train()
-    return {**spans, "recovery_cpu_s": took}
+    return {
+        "interrupt_ms": 1000 * (last["Interrupt"] - told),
+        "resume_ms": 1000 * (last["Resume"] - told),
+        "resume_cpu_s": cpu_at(used, last["Resume"]) - cpu_at(used, last["Reconfigure"]),
+        "recovery_cpu_s": took,
+    }
+
+
+def cpu_at(used: list[tuple[float, float]], moment_s: float) -> float:
+    """The orchestrator's CPU time at a moment, between two that were read."""
+    later = next((place for place, (at, _) in enumerate(used) if at >= moment_s), len(used) - 1)
+    (a, low), (b, high) = used[max(0, later - 1)], used[later]
+    return low if b == a else low + (high - low) * (moment_s - a) / (b - a)
 
 
 def measure(nodes: int, options: argparse.Namespace) -> dict[str, float]:
@@ -199,9 +219,9 @@ def measure(nodes: int, options: argparse.Namespace) -> dict[str, float]:
         return {"ranks": stage.ranks, **figures, "journal_mb": journal / 1e6}
 
 
-def slope(ranks: list[float], costs: list[float]) -> float:
-    """Of a line through the logarithms, by least squares."""
-    xs, ys = [math.log(one) for one in ranks], [math.log(one) for one in costs]
+def slope(rows: list[dict[str, float]], cost: str) -> float:
+    """Of a cost over ranks: of a line through the logarithms, by least squares. 1: it grows as the ranks do."""
+    xs, ys = [math.log(one["ranks"]) for one in rows], [math.log(one[cost]) for one in rows]
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
     return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)
 
@@ -221,9 +241,11 @@ def main() -> None:
         print(msgspec.json.encode(rows[-1]).decode(), flush=True)
     figures = dict(rows[-1])
     if len(rows) > 1:
-        ranks = [one["ranks"] for one in rows]
-        figures["recovery_slope"] = slope(ranks, [one["recovery_cpu_s"] for one in rows])
-    finish("scale", figures, sizes=rows)
+        figures["wire_slope"] = slope(rows, "recovery_cpu_s")
+    progress("the core alone")
+    core = [scale_core.measure(nodes, CORE_KILLS) for nodes in CORE_NODES]
+    figures |= {f"{name}_slope": slope(core, f"{name}_ms") for name in ("recovery", "event", "tick")}
+    finish("scale", figures, sizes=rows, core=core)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The core alone, in process, in jobs of 256 to 16,384 ranks: what one event costs in peace, and a whole recovery.
 
-No wire and no journal: `advance`, and the orders that follow (`StandingOrders`). All that is asked of workers is answered
-at once. CPU time of this process.
+No wire and no journal: `advance`, and the orders that follow (`StandingOrders`). All that is asked of workers is
+answered at once. CPU time of this process.
 """
 
 from __future__ import annotations

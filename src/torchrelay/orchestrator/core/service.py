@@ -52,7 +52,9 @@ log = logging.getLogger("torchrelay.orchestrator")
 RESTLESS_S = 0.1  # between ticks while something is under way
 CALM_S = 0.5
 READING_TURNS = 4  # of the event loop, until what lies in the sockets has come to whom it is for
-REPEAT_S = 1.0  # between repetitions of the standing orders, and of attempts to write a journal that fails
+REPEAT_S = (
+    1.0  # between attempts to write a journal that fails, and repetitions of orders (or a beat, if that is longer)
+)
 RETURN_S = 5.0  # how long the clock is held after a start, for the agents to come back
 SHUTDOWN_S = 15.0  # how long agents may take to end their workers
 KEEP_TIME_MS = 10_000  # between two notes of how late it is, in hours without an event
@@ -438,7 +440,7 @@ class Orchestrator:
     def _repeat(self) -> None:
         """Say everything again that still holds: messages may be lost, and agents come back."""
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._repeated_s >= REPEAT_S:
+        if now_s - self._repeated_s >= max(REPEAT_S, self.failure_detector.beat_ms / 1000):
             self._repeated_s = now_s
             self._send(self.standing)
 
