@@ -106,9 +106,10 @@ def judge_failure_detector() -> None:
 
 
 def reach_decisions() -> None:
-    from tests.unit.protocol import test_decisions
+    from tests.unit.protocol import test_decisions, test_sources, test_standing
 
-    run_tests_of(test_decisions)
+    for module in (test_decisions, test_sources, test_standing):
+        run_tests_of(module)
 
 
 def hear_facts() -> None:
@@ -162,7 +163,8 @@ def run_tests_of(module: ModuleType) -> None:
         for combined in itertools.product(*map(cases, marks)):
             given = {key: value for one in combined for key, value in one.items()}
             made = {name: getattr(module, maker)() for name, maker in FIXTURES.items() if name in taken}
-            test(**made, **given)
+            with pytest.MonkeyPatch.context() as patch:
+                test(**made, **given, **({"monkeypatch": patch} if "monkeypatch" in taken else {}))
 
 
 def cases(mark: pytest.Mark) -> Iterator[dict[str, Any]]:
