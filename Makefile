@@ -58,11 +58,13 @@ check: $(READY)  ## style, types, architecture
 	$(VENV)/bin/lint-imports
 	$(PY) -m tests.english
 	$(PY) -m tests.modules_page
+	$(PY) -m tests.phases_page
 
 fix: $(READY)  ## format, and repair what a machine can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 	$(PY) -m tests.modules_page --write
+	$(PY) -m tests.phases_page --write
 
 docs: $(READY)  ## build the site into build/site; a dead link is an error
 ifneq ($(UV),)

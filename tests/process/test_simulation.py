@@ -16,6 +16,7 @@ from msgspec import structs
 from tests.support.simulation import fingerprint
 from torchrelay.protocol.health.wait_for_graph import WaitForGraph
 from torchrelay.protocol.messages import events
+from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import Point, WorkerPhase
 from torchrelay.protocol.model import table
 from torchrelay.protocol.model.job import JobPhase
@@ -156,21 +157,16 @@ def going_back_behind_what_was_committed(patch: pytest.MonkeyPatch) -> None:
 
 
 def sources_that_hold_another_shard(patch: pytest.MonkeyPatch) -> None:
-    def choose(seats: Any, rank: Any, point: Any, *, tried: bool = False) -> Any:
-        del tried
-        return tuple(other for other, seat in seats.items() if other != rank and seat.holds == point)
+    def choose(seats: Any, rank: Any, point: Any, **_: Any) -> Any:
+        return (other for other, seat in seats.items() if other != rank and seat.holds == point)
 
     for module in (policy, recovery):
         patch.setattr(module, "choose_sources", choose)
 
 
 def orders_to_resume_that_are_not_given(patch: pytest.MonkeyPatch) -> None:
-    real = speech.seat_orders
-    patch.setattr(
-        speech,
-        "seat_orders",
-        lambda *given: (order for order in real(*given) if type(order).__name__ != "Resume"),
-    )
+    said: dict[Any, Any] = speech.SAID
+    patch.setitem(said, od.Resume, lambda _: None)
 
 
 def a_cutover_before_all_stand(patch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,11 @@ def holds_nothing(seat: Seat) -> bool:
     return seat.holds is None
 
 
+def is_not_restored(seat: Seat) -> bool:
+    """A replacement without the state. (At the first wiring there is neither.)"""
+    return seat.replacement and seat.holds is None
+
+
 def holds_unnamed(seat: Seat) -> bool:
     """Its holder has some state, and has not said which shard of it."""
     return seat.holds is not None and not seat.shard

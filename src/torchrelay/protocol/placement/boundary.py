@@ -17,6 +17,7 @@ from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import Fault, Mark, Resolution
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.moves import Move, MoveState
+from torchrelay.protocol.model.phases import enter_next, is_complete, still_lacking
 from torchrelay.protocol.model.roster import Life, Seat
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.model.table import Table
@@ -97,7 +98,7 @@ def choose_boundary(job: Job) -> tuple[Point | None, str]:
 def set_boundary(cluster: Cluster, job: Job) -> Cluster:
     """When all have said how far they are: the boundary."""
     now = cluster.now_ms
-    silent = next(job.seats.where(facts.has_not_reported), None)
+    silent = next(still_lacking(job), None)
     if silent is not None:
         if now - job.phase_ms < job.spec.report_ms:
             return cluster
@@ -110,7 +111,7 @@ def set_boundary(cluster: Cluster, job: Job) -> Cluster:
     text = f"all stop after {boundary}"
     job = job.with_incident(replace(incident, verdict=text, resume_point=boundary)).mark(Mark.AGREED, now)
     job = replace(job, boundary=boundary, stood_ms=None)
-    return cluster.with_job(job.enter(JobPhase.HALTING, now, f"{text}: {reason}"))
+    return cluster.with_job(enter_next(job, now, f"{text}: {reason}"))
 
 
 # ---------------------------------------------------------------- halt
@@ -120,7 +121,7 @@ def finish_halt(cluster: Cluster, job: Job) -> Cluster:
     """When everybody stands after the boundary, targets included: cut over."""
     now, move = cluster.now_ms, job.open_move
     assert move is not None, "a move has asked for the boundary"
-    stand = not job.seats.any(facts.is_not_ready)
+    stand = is_complete(job)
     if stand and all(cluster.workers[target].brought == job.boundary for target in move.targets.values()):
         return cut_over(cluster, job, move)
     if not stand:
@@ -185,7 +186,7 @@ def cut_over(cluster: Cluster, job: Job, move: Move) -> Cluster:
     move = move.enter(MoveState.MOVING, now, f"cut over after {boundary}, generation {job.generation}")
     job = with_move(job, move)
     why = f"generation {job.generation}: all stand after {boundary}, and ranks have changed hands"
-    return cluster.with_job(job.enter(JobPhase.RECONFIGURING, now, why))
+    return cluster.with_job(enter_next(job, now, why))
 
 
 # ---------------------------------------------------------------- release
@@ -232,8 +233,8 @@ def give_up(job: Job, move: Move, now_ms: int) -> Job:
 def finish_release(cluster: Cluster, job: Job) -> Cluster | None:
     """When everybody has gone on: it was no interruption. None if that takes too long."""
     now = cluster.now_ms
-    if not job.seats.any(facts.has_not_resumed):
-        job = replace(job, boundary=None).enter(JobPhase.RUNNING, now, "training, as before")
+    if is_complete(job):
+        job = enter_next(replace(job, boundary=None), now, "training, as before")
         return cluster.with_job(job.close(Resolution.CALLED_OFF, now, eligible=False))
     return None if now - job.phase_ms >= job.spec.reconfigure_ms else cluster
 

@@ -12,6 +12,7 @@ from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import Mark
 from torchrelay.protocol.model.job import RECOVERING, Job, JobPhase
 from torchrelay.protocol.model.moves import MoveState
+from torchrelay.protocol.model.phases import enter_next, is_complete
 from torchrelay.protocol.model.roster import Life, Worker, natural_key
 from torchrelay.protocol.model.state import Cluster, is_over
 from torchrelay.protocol.model.table import Table
@@ -247,9 +248,9 @@ def wait_for_room(cluster: Cluster, job: Job, why: str) -> Cluster:
 
 def wire_first(cluster: Cluster, job: Job) -> Cluster:
     """The first wiring, when every rank has asked for it."""
-    if job.seats.any(facts.is_not_ready):
+    if job.phase is not JobPhase.STARTING or not is_complete(job):
         return cluster
-    return cluster.with_job(job.enter(JobPhase.RECONFIGURING, cluster.now_ms, "all ranks ask to be wired"))
+    return cluster.with_job(enter_next(job, cluster.now_ms, "all ranks ask to be wired"))
 
 
 # ---------------------------------------------------------------- vacant ranks

@@ -21,6 +21,7 @@ from torchrelay.protocol.messages.orders import Verdict
 from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import Fault, Mark, Resolution
 from torchrelay.protocol.model.job import MOVING, Job, JobPhase
+from torchrelay.protocol.model.phases import enter_next, is_complete, still_lacking
 from torchrelay.protocol.model.roster import Life, Seat, Worker
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.model.table import Table
@@ -80,12 +81,12 @@ def progress_recovery(cluster: Cluster, job: Job) -> Cluster:
 def watch_running(cluster: Cluster, job: Job) -> Cluster:
     """All ranks finished: they may leave. A collective broken without a cause: connect anew, nobody is replaced."""
     now = cluster.now_ms
-    if not job.seats.any(facts.has_not_finished):
+    if is_complete(job):
         if wrong := differing_at_the_end(job.seats.items()):
             job = job.suffer(Fault(wrong, DETECTOR, now), now)
             return end_job(cluster, job, NO_STATE, wrong)  # its own checkpoint may hold these, too
         job = prove_at_the_end(job, now)
-        return cluster.with_job(job.enter(JobPhase.FINISHING, now, "every rank has finished"))
+        return cluster.with_job(enter_next(job, now, "every rank has finished"))
     if job.broken is not None:
         return mend(cluster, job, job.broken)
     for raised in job.raised:
@@ -150,8 +151,7 @@ def owes_report(cluster: Cluster, job: Job, seat: Seat) -> bool:
 def agree(cluster: Cluster, job: Job) -> Cluster:
     """When all survivors have reported: the resume point. A worker that is silent too long is lost."""
     now = cluster.now_ms
-    silent = (seat for _, seat in job.seats.where(facts.has_not_reported))
-    owing = next((seat for seat in silent if owes_report(cluster, job, seat)), None)
+    owing = next((seat for _, seat in still_lacking(job) if owes_report(cluster, job, seat)), None)
     if owing is not None:
         if now - job.phase_ms < job.spec.report_ms:
             return cluster
@@ -238,7 +238,7 @@ def decide(cluster: Cluster, job: Job, point: Point, reason: str) -> Cluster:
     rolled = job.rolled if point == job.rolled else None
     job = replace(job, resume_point=point, trained=True, starts=0, fruitless=fruitless, rolled=rolled)
     job = job.mark(Mark.AGREED, now)
-    return cluster.with_job(job.enter(JobPhase.PREPARING, now, f"{text}: {reason}"))
+    return cluster.with_job(enter_next(job, now, f"{text}: {reason}"))
 
 
 # ---------------------------------------------------------------- prepare
@@ -253,14 +253,14 @@ def prepare(cluster: Cluster, job: Job) -> Cluster:
             lacking = what_lacks(cluster, job, rank, point)
             if lacking:
                 return go_back(cluster, job, lacking)
-    for _, seat in job.seats.where(facts.is_not_ready) if now - job.phase_ms >= job.spec.ready_ms else ():
+    for _, seat in still_lacking(job) if now - job.phase_ms >= job.spec.ready_ms else ():
         since = max(job.phase_ms, seat.assigned_ms)
         if seat.worker is not None and now - since >= job.spec.ready_ms:
             cause = f"did not reach the safepoint of {point} within {job.spec.ready_ms / 1000:g} s"
             return lose_worker(cluster, seat.worker, cause=cause, detector="safepoint deadline", ended=False)
-    if not job.seats.any(facts.is_not_ready):
+    if is_complete(job):
         job = job.mark(Mark.READY, now)
-        return cluster.with_job(job.enter(JobPhase.RECONFIGURING, now, f"all ranks stand after {point}"))
+        return cluster.with_job(enter_next(job, now, f"all ranks stand after {point}"))
     return cluster
 
 
@@ -368,24 +368,13 @@ def store_host(job: Job) -> Rank:
 # ---------------------------------------------------------------- reconfigure and restore
 
 
-def is_restored(job: Job, seat: Seat) -> bool:
-    """Whether its holder has the state of the resume point; at the first wiring there is neither."""
-    return seat.holds == job.resume_point
-
-
-def all_restored(job: Job) -> bool:
-    """Whether every holder is. When a resume point is decided each seat holds that, or nothing."""
-    return job.resume_point is None or not job.seats.any(facts.holds_nothing)
-
-
 def reconfigure(cluster: Cluster, job: Job) -> Cluster:
     """When everybody is connected and holds the state: resume. Otherwise mind the deadlines and the sources."""
     now = cluster.now_ms
-    wired, restored = not job.seats.any(facts.is_not_reconfigured), all_restored(job)
-    if wired and restored:
+    if is_complete(job):
         # No rank has gone on yet, and none needs the outgoing workers any more: all that are there have what they have.
-        return release_outgoing_workers(cluster, job.enter(JobPhase.RESUMING, now, "all connected and restored"))
-    for rank, seat in () if restored else job.seats.where(facts.holds_nothing):
+        return release_outgoing_workers(cluster, enter_next(job, now, "all connected and restored"))
+    for rank, seat in job.seats.where(facts.is_not_restored):
         if has_sources(cluster, job, rank):
             continue
         holder = seat.worker
@@ -396,7 +385,7 @@ def reconfigure(cluster: Cluster, job: Job) -> Cluster:
             return try_again(cluster, job, f"no source delivered the state of rank {rank}: all are asked again")
         return unrestored(cluster, job, rank)
     limit = job.spec.reconfigure_ms
-    if not wired:
+    if job.seats.any(facts.is_not_reconfigured):
         if now - job.phase_ms >= limit:
             return try_again(cluster, job, f"not everybody was connected within {limit / 1000:g} s")
     elif now - job.phase_ms >= limit + job.spec.restore_ms:
@@ -440,7 +429,7 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
     now = cluster.now_ms
     if job.broken is not None:
         return mend(cluster, job, job.broken)
-    if job.seats.any(facts.has_not_resumed):
+    if not is_complete(job):
         if now - job.phase_ms >= job.spec.reconfigure_ms:
             return try_again(cluster, job, "not everybody resumed in time")
         return cluster
@@ -452,5 +441,5 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
     incident = job.open_incident
     rolled_back = incident is not None and incident.lost
     job = replace(job, boundary=None, rolled=None, kept=Table())
-    job = weigh_requests(cluster, job.enter(JobPhase.RUNNING, now, why))
+    job = weigh_requests(cluster, enter_next(job, now, why))
     return finish_move(cluster, job.close(Resolution.ROLLED_BACK, now) if rolled_back else job.went_on(now))

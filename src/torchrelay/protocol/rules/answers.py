@@ -13,16 +13,17 @@ from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import Mark
 from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.model.phases import counts
 from torchrelay.protocol.model.roster import Life, Seat
 from torchrelay.protocol.model.state import Cluster, keep_private
 from torchrelay.protocol.recovery.recovery import try_again
 from torchrelay.protocol.recovery.rollback import not_there, note_kept
 
 
-def answering(cluster: Cluster, event: ev.Answer, *phases: JobPhase) -> tuple[Job, Seat] | None:
+def answering(cluster: Cluster, event: ev.Answer) -> tuple[Job, Seat] | None:
     """The job and seat that an answer is about; None if it is stale, or from somebody else, or not asked for."""
     job = cluster.jobs.get(event.job)
-    if job is None or job.generation != event.generation or job.phase not in phases:
+    if job is None or job.generation != event.generation or not counts(job, event):
         return None
     seat = job.seats.get(event.rank)
     if seat is None or seat.worker != event.worker:
@@ -31,7 +32,7 @@ def answering(cluster: Cluster, event: ev.Answer, *phases: JobPhase) -> tuple[Jo
 
 
 def worker_reported(cluster: Cluster, event: ev.WorkerReported) -> Cluster:
-    found = answering(cluster, event, JobPhase.AGREEING, JobPhase.QUIESCING)
+    found = answering(cluster, event)
     if found is None or found[1].report is not None:
         return cluster
     job, seat = found
@@ -46,7 +47,7 @@ def worker_ready(cluster: Cluster, event: ev.WorkerReady) -> Cluster:
     job = cluster.jobs.get(event.job)
     if job is not None and job.phase is JobPhase.HALTING:
         return stood_at_boundary(cluster, job, event)
-    found = answering(cluster, event, JobPhase.STARTING, JobPhase.PREPARING)
+    found = answering(cluster, event)
     if found is None or event.point != found[0].resume_point:
         return cluster
     job, seat = found
@@ -60,7 +61,7 @@ def stood_at_boundary(cluster: Cluster, job: Job, event: ev.WorkerReady) -> Clus
         return cluster
     if known.incoming_for == event.rank and known.life is not Life.FENCING:
         return cluster.with_worker(replace(known, brought=event.point))
-    found = answering(cluster, event, JobPhase.HALTING)
+    found = answering(cluster, event)
     if found is None or found[1].ready:
         return cluster
     seat = replace(found[1], ready=True)
@@ -77,7 +78,7 @@ def record_kept(cluster: Cluster, event: ev.RecordKept) -> Cluster:
     ward = None if job is None else job.seats.get(event.ward)
     if job is None or seat is None or ward is None or event.worker not in (seat.worker, seat.outgoing):
         return cluster
-    if job.generation != event.generation or job.phase is not JobPhase.PREPARING or event.point != job.resume_point:
+    if job.generation != event.generation or not counts(job, event) or event.point != job.resume_point:
         return cluster
     if not event.private:
         asked = replace(ward, asked_buddies=ward.asked_buddies | {event.worker})
@@ -92,7 +93,7 @@ def record_kept(cluster: Cluster, event: ev.RecordKept) -> Cluster:
 
 
 def worker_reconfigured(cluster: Cluster, event: ev.WorkerReconfigured) -> Cluster:
-    found = answering(cluster, event, JobPhase.RECONFIGURING)
+    found = answering(cluster, event)
     if found is None:
         return cluster
     job, seat = found
@@ -104,7 +105,7 @@ def worker_reconfigured(cluster: Cluster, event: ev.WorkerReconfigured) -> Clust
 
 def reconfigure_failed(cluster: Cluster, event: ev.ReconfigureFailed) -> Cluster:
     """Connecting failed although nobody is known to be lost: ask everybody again."""
-    found = answering(cluster, event, JobPhase.RECONFIGURING)
+    found = answering(cluster, event)
     if found is None:
         return cluster
     job = found[0].tell(cluster.now_ms, f"rank {event.rank} could not connect: {event.reason}")
@@ -112,7 +113,7 @@ def reconfigure_failed(cluster: Cluster, event: ev.ReconfigureFailed) -> Cluster
 
 
 def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
-    found = answering(cluster, event, JobPhase.RECONFIGURING)
+    found = answering(cluster, event)
     if found is None or event.point != found[0].resume_point or found[1].holds == event.point:
         return cluster
     job, seat = found
@@ -130,7 +131,7 @@ def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
 
 def restore_failed(cluster: Cluster, event: ev.RestoreFailed) -> Cluster:
     """One source did not deliver: the next one is asked. Whose digest differed is not trusted again."""
-    found = answering(cluster, event, JobPhase.RECONFIGURING)
+    found = answering(cluster, event)
     if found is None or found[1].holds == found[0].resume_point:
         return cluster
     job, seat = found
@@ -142,7 +143,7 @@ def restore_failed(cluster: Cluster, event: ev.RestoreFailed) -> Cluster:
 
 
 def worker_resumed(cluster: Cluster, event: ev.WorkerResumed) -> Cluster:
-    found = answering(cluster, event, JobPhase.RESUMING, JobPhase.RELEASING)
+    found = answering(cluster, event)
     if found is None:
         return cluster
     job, seat = found
@@ -153,7 +154,7 @@ def worker_resumed(cluster: Cluster, event: ev.WorkerResumed) -> Cluster:
 
 def worker_finished(cluster: Cluster, event: ev.WorkerFinished) -> Cluster:
     """The script ended with 0. It may have finished in any phase: the answer also proves that it had resumed."""
-    found = answering(cluster, event, JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESUMING, JobPhase.RELEASING)
+    found = answering(cluster, event)
     if found is None:
         return cluster
     job, seat = found

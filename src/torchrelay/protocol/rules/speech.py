@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TypedDict
 
@@ -29,12 +29,13 @@ from torchrelay.protocol.messages.orders import (
 )
 from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.model.phases import asked
 from torchrelay.protocol.model.roster import Life, Seat, Worker
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.placement import buddies
 from torchrelay.protocol.placement.boundary import told_where
 from torchrelay.protocol.placement.policy import MOST_SOURCES, judge_report
-from torchrelay.protocol.recovery.recovery import buddies_to_ask, is_restored, owes_report, sources_of, store_host
+from torchrelay.protocol.recovery.recovery import buddies_to_ask, owes_report, sources_of, store_host
 
 
 def standing_orders(cluster: Cluster) -> frozenset[Order]:
@@ -70,41 +71,29 @@ def side_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
     yield from recall_orders(cluster, job)
 
 
+class Holder(Struct, frozen=True):
+    """The worker that holds a rank, and all that an order to it may need."""
+
+    cluster: Cluster
+    job: Job
+    rank: Rank
+    seat: Seat
+    worker: Worker
+    wiring: Wiring | None
+
+
 def rank_orders(cluster: Cluster, job: Job, rank: Rank, wiring: Wiring | None) -> Iterator[Order]:
-    """What the holder of a rank is to do."""
+    """What the holder of a rank is to do: what its phase asks for, as long as the seat lacks it."""
     seat = job.seats[rank]
     # When a job is over its seats keep the names of holders that have left.
     worker = None if seat.worker is None else cluster.workers.get(seat.worker)
     if worker is not None and worker.life in (Life.STARTED, Life.WARM):
-        if wiring is not None:
-            yield from reconfigure_orders(cluster, job, rank, seat, worker, wiring)
-        yield from seat_orders(cluster, job, rank, seat, worker)
-
-
-def seat_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
-    """What one holder is to do. A phase of the job is a set of orders to its seats."""
-    if job.phase is JobPhase.STARTING and not seat.ready and not seat.finished:
-        yield assign(job, rank, seat.replacement, worker)
-    yield from signal_orders(job, seat, worker)
-    if seat.replacement and not seat.ready:
-        yield assign(job, rank, seat.replacement, worker)
-    match job.phase:
-        case JobPhase.QUIESCING | JobPhase.HALTING | JobPhase.RELEASING:
-            yield from move_orders(job, rank, seat, worker)
-        case JobPhase.AGREEING:
-            if owes_report(cluster, job, seat):
-                yield Interrupt(**to(job, worker), rank=rank, reason=job.why)
-        case JobPhase.PREPARING:
-            yield from prepare_orders(cluster, job, rank, seat, worker)
-        case JobPhase.RESUMING:
-            if not seat.resumed:
-                yield Resume(**to(job, worker), rank=rank, point=job.resume_point)
-        case JobPhase.FINISHING:
-            yield Leave(**to(job, worker), code=0)
-        case JobPhase.RECONFIGURING:
-            pass  # see `reconfigure_orders`: what it needs of all ranks is found once
-        case JobPhase.STARTING | JobPhase.RUNNING | JobPhase.ENDING | JobPhase.ENDED:
-            pass
+        holder = Holder(cluster, job, rank, seat, worker, wiring)
+        yield from signal_orders(job, seat, worker)
+        for kind in asked(job, seat):
+            order = SAID[kind](holder)
+            if order is not None:
+                yield order
 
 
 def signal_orders(job: Job, seat: Seat, worker: Worker) -> Iterator[Order]:
@@ -114,18 +103,6 @@ def signal_orders(job: Job, seat: Seat, worker: Worker) -> Iterator[Order]:
             yield PassOn(node=worker.node, worker=worker.worker, number=passed.number, nth=passed.nth)
     if job.stop is not None and seat.finished and job.phase is not JobPhase.FINISHING:
         yield Leave(**to(job, worker), code=0)
-
-
-def move_orders(job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
-    """What a holder is to do in a job that stops for a move, or goes on again."""
-    if job.phase is JobPhase.QUIESCING and seat.report is None:
-        yield Halt(**to(job, worker), rank=rank, reason=job.why)
-    elif job.phase is JobPhase.HALTING and not seat.ready:
-        assert job.boundary is not None, "it was chosen before"
-        leaves = job.open_move is not None and rank in job.open_move.targets
-        yield Decide(**to(job, worker), rank=rank, verdict=Verdict.GO_ON, point=job.boundary, hand_over=leaves)
-    elif job.phase is JobPhase.RELEASING and not seat.resumed:
-        yield Resume(**to(job, worker), rank=rank, point=job.boundary)
 
 
 class Address(TypedDict):
@@ -211,28 +188,6 @@ def assign(job: Job, rank: Rank, replacement: bool, worker: Worker, examples: tu
     )
 
 
-def prepare_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
-    """Survivors hear their verdict, replacements where to go; both until they stand at the safepoint."""
-    assert job.resume_point is not None, "the resume point is decided before any rank prepares for it"
-    if seat.ready:
-        return
-    verdict = judge_report(seat, job.resume_point)
-    if verdict is not None:
-        yield Decide(**to(job, worker), rank=rank, verdict=verdict, point=job.resume_point)
-        return
-    record = seat.record_of(job.resume_point)
-    sources = source_list(cluster, job, rank)
-    if record is not None and sources:
-        yield Replay(
-            **to(job, worker),
-            rank=rank,
-            point=job.resume_point,
-            private=record.data,
-            sources=sources,
-            snapshot=job.rolled is not None,
-        )
-
-
 def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
     """Ask the survivors for the records of ranks that have left none: their node, and their page, is lost.
 
@@ -246,10 +201,10 @@ def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
             continue
         if cluster.still_held(job.spec.job, rank):
             continue
-        for other, asked in buddies_to_ask(cluster, job, rank):
-            if asked.worker not in busy:
-                busy.add(asked.worker)
-                yield Recall(**to(job, asked), rank=other, ward=rank, point=job.resume_point, restarts=job.restarts)
+        for other, keeper in buddies_to_ask(cluster, job, rank):
+            if keeper.worker not in busy:
+                busy.add(keeper.worker)
+                yield Recall(**to(job, keeper), rank=other, ward=rank, point=job.resume_point, restarts=job.restarts)
 
 
 class Wiring(Struct, frozen=True):
@@ -270,26 +225,6 @@ def wiring_of(cluster: Cluster, job: Job) -> Wiring | None:
     return Wiring(cluster.workers[host].store, keepers, buddies.wards_of(keepers))
 
 
-def reconfigure_orders(
-    cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker, wiring: Wiring
-) -> Iterator[Order]:
-    """Connect, and fetch the state if it is not there; both may be asked for at the same time."""
-    if not seat.reconfigured:
-        yield Reconfigure(
-            **to(job, worker),
-            rank=rank,
-            store=wiring.store,
-            buddies=wiring.buddies.get(rank, ()),
-            wards=wiring.wards.get(rank, ()),
-        )
-    if not is_restored(job, seat):
-        assert job.resume_point is not None, "at the first wiring nobody has anything to restore"
-        sources = source_list(cluster, job, rank)
-        yield Restore(
-            **to(job, worker), rank=rank, point=job.resume_point, sources=sources, snapshot=job.rolled is not None
-        )
-
-
 def circle_of(cluster: Cluster, job: Job) -> dict[Rank, tuple[Rank, ...]]:
     """Who keeps a copy of whose record in this generation."""
     held = {rank: seat.worker for rank, seat in job.seats.items()}
@@ -300,3 +235,89 @@ def circle_of(cluster: Cluster, job: Job) -> dict[Rank, tuple[Rank, ...]]:
 def source_list(cluster: Cluster, job: Job, rank: Rank) -> tuple[Source, ...]:
     """Where a rank's state can be had, with addresses."""
     return tuple(Source(other, holder.address) for other, holder in sources_of(cluster, job, rank))
+
+
+# ---------------------------------------------------------------- what is said to the holder of a rank
+
+# Each says it, or None where it is not for this holder: `phases` has which are asked for when.
+
+
+def say_assign(one: Holder) -> Order | None:
+    starts = one.job.phase is JobPhase.STARTING and not one.seat.finished
+    return assign(one.job, one.rank, one.seat.replacement, one.worker) if starts or one.seat.replacement else None
+
+
+def say_interrupt(one: Holder) -> Order | None:
+    if not owes_report(one.cluster, one.job, one.seat):
+        return None
+    return Interrupt(**to(one.job, one.worker), rank=one.rank, reason=one.job.why)
+
+
+def say_halt(one: Holder) -> Order | None:
+    return Halt(**to(one.job, one.worker), rank=one.rank, reason=one.job.why)
+
+
+def say_decide(one: Holder) -> Order | None:
+    """The verdict for a survivor; or that nothing is wrong, and where all stop for a move."""
+    job, rank = one.job, one.rank
+    if job.phase is JobPhase.HALTING:
+        assert job.boundary is not None, "it was chosen before"
+        leaves = job.open_move is not None and rank in job.open_move.targets
+        return Decide(**to(job, one.worker), rank=rank, verdict=Verdict.GO_ON, point=job.boundary, hand_over=leaves)
+    assert job.resume_point is not None, "the resume point is decided before any rank prepares for it"
+    verdict = judge_report(one.seat, job.resume_point)
+    return (
+        None if verdict is None else Decide(**to(job, one.worker), rank=rank, verdict=verdict, point=job.resume_point)
+    )
+
+
+def say_replay(one: Holder) -> Order | None:
+    """Where to go, if what is needed for that is there."""
+    job, point = one.job, one.job.resume_point
+    assert point is not None, "the resume point is decided before any rank prepares for it"
+    record = one.seat.record_of(point)
+    if record is None or judge_report(one.seat, point) is not None:
+        return None
+    sources, snapshot = source_list(one.cluster, job, one.rank), job.rolled is not None
+    if not sources:
+        return None
+    where = to(job, one.worker)
+    return Replay(**where, rank=one.rank, point=point, private=record.data, sources=sources, snapshot=snapshot)
+
+
+def say_reconfigure(one: Holder) -> Order | None:
+    wiring, rank = one.wiring, one.rank
+    assert wiring is not None, "it is found when all are to connect"
+    buddies, wards = wiring.buddies.get(rank, ()), wiring.wards.get(rank, ())
+    return Reconfigure(**to(one.job, one.worker), rank=rank, store=wiring.store, buddies=buddies, wards=wards)
+
+
+def say_restore(one: Holder) -> Order | None:
+    """At the same time as to connect."""
+    job, point = one.job, one.job.resume_point
+    assert point is not None, "at the first wiring nobody has anything to restore"
+    sources, snapshot = source_list(one.cluster, job, one.rank), job.rolled is not None
+    return Restore(**to(job, one.worker), rank=one.rank, point=point, sources=sources, snapshot=snapshot)
+
+
+def say_resume(one: Holder) -> Order | None:
+    job = one.job
+    point = job.boundary if job.phase is JobPhase.RELEASING else job.resume_point
+    return Resume(**to(job, one.worker), rank=one.rank, point=point)
+
+
+def say_leave(one: Holder) -> Order | None:
+    return Leave(**to(one.job, one.worker), code=0)
+
+
+SAID: dict[type[Order], Callable[[Holder], Order | None]] = {
+    Assign: say_assign,
+    Interrupt: say_interrupt,
+    Halt: say_halt,
+    Decide: say_decide,
+    Replay: say_replay,
+    Reconfigure: say_reconfigure,
+    Restore: say_restore,
+    Resume: say_resume,
+    Leave: say_leave,
+}
