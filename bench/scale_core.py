@@ -81,18 +81,29 @@ def answer(order: od.WorkerOrder, generation: Generation, worker: WorkerId) -> I
     match order:
         case od.Interrupt(rank=rank):
             yield ev.WorkerReported(
-                job=JOB, generation=generation, worker=worker, rank=rank, committed=HERE,
-                phase=WorkerPhase.COMPUTING, pending=HERE.after_step(),
-            )  # fmt: skip
+                job=JOB,
+                generation=generation,
+                worker=worker,
+                rank=rank,
+                committed=HERE,
+                phase=WorkerPhase.COMPUTING,
+                pending=HERE.after_step(),
+            )
         case od.Decide(rank=rank, point=point) | od.Replay(rank=rank, point=point):
             yield ev.WorkerReady(job=JOB, generation=generation, worker=worker, rank=rank, point=point)
         case od.Reconfigure(rank=rank):
             yield ev.WorkerReconfigured(job=JOB, generation=generation, worker=worker, rank=rank)
         case od.Restore(rank=rank, point=point, sources=sources):
             yield ev.StateRestored(
-                job=JOB, generation=generation, worker=worker, rank=rank, point=point, sources=(sources[0].rank,),
-                digest="d", size=1,
-            )  # fmt: skip
+                job=JOB,
+                generation=generation,
+                worker=worker,
+                rank=rank,
+                point=point,
+                sources=(sources[0].rank,),
+                digest="d",
+                size=1,
+            )
         case od.Resume(rank=rank):
             yield ev.WorkerResumed(job=JOB, generation=generation, worker=worker, rank=rank)
 
