@@ -21,19 +21,7 @@ EQUIVALENT: dict[str, str] = {
         "boundary:told_where: job.boundary is not None and seat.ready and (seat.record_of(job.bou... wit"
         "hout job.boundary is not None"
     ): "there is no record of None; it is said for the types",
-    (
-        "boundary:cut_over: job.resume_point is None or boundary is None or boundary > "
-        "job.resume_point without boundary is None"
-    ): "who cuts over has a boundary; it is said for the types",
     "boundary:give_back: always cluster.workers.get(seat.outgoing)": NOBODY,
-    (
-        "boundary:give_back: outgoing is None or outgoing.life is Life.FENCING or job.resume_point != ... with"
-        "out outgoing.life is Life.FENCING"
-    ): OUTGOING,
-    (
-        "boundary:give_back: outgoing is None or outgoing.life is Life.FENCING or job.resume_point != ... with"
-        "out job.resume_point != job.boundary"
-    ): STANDS,
     "boundary:finish_move: replace without targets=Table()": "the cutover has made it empty",
     "cluster:worker_raised: without if move is None": TARGET,
     ("answers:stood_at_boundary: event.private and event.point is not None without event.point is not None"): (
@@ -76,9 +64,6 @@ EQUIVALENT: dict[str, str] = {
         "migration:narrow: target is not None and target in cluster.workers without target in cluster.workers"
     ): "to end who is gone changes nothing",
     "migration:abandon: without job = cluster.jobs[job.spec.job]": "it was put there as it is",
-    "placing:seat_all: any((seat.worker is not None for seat in job.seats.values())) by all": (
-        "at a start all ranks have a holder or none has: all are given at once, and a loss takes all away"
-    ),
     "requests:move_asked: 1 to 3": "groups have to differ, and they do",
     "recovery:buddies_to_ask: name is None or name in asked without name is None": NOBODY,
     (
@@ -91,13 +76,8 @@ EQUIVALENT: dict[str, str] = {
         "recovery:outgoing_workers_of: outgoing is None or outgoing.life is Life.FENCING or mistrusted o"
         "r ... without outgoing.life is Life.FENCING"
     ): OUTGOING,
-    "recovery:reconfigure: seat.outgoing is not None and target is not None without target is not None": HELD,
     "roster:Seat: 0 to 1 #3": ("looked at only of a rank whose holder has ended, which dates it"),
     "roster:Seat: 0 to 1": ("compared with the generation of an interruption only, which is 2 at least"),
-    (
-        "speech:move_orders: job.open_move is not None and rank in job.open_move.targets without job.ope"
-        "n_move is not None"
-    ): ("a move has asked for the boundary; it is said for the types"),
     (
         "speech:target_orders: worker is None or worker.life not in (Life.STARTED, Life.WARM) or w... wi"
         "thout worker is None"
@@ -106,10 +86,6 @@ EQUIVALENT: dict[str, str] = {
         "speech:target_orders: worker is None or worker.life not in (Life.STARTED, Life.WARM) or w... wi"
         "thout worker.incoming_for != rank"
     ): TARGET,
-    (
-        "speech:bring: seat.worker is not None and seat.ready and (seat.shard == job.seats... without se"
-        "at.worker is not None"
-    ): HELD,
     (
         "speech:outgoing_orders: job.phase not in (JobPhase.PREPARING, JobPhase.RECONFIGURING) or jo... "
         "without job.resume_point is None"
@@ -128,11 +104,14 @@ EQUIVALENT: dict[str, str] = {
         "without job.resume_point is None"
     ): ("a target is decided before anybody prepares for it; it is said for the types"),
     "speech:circle_of: for all, not if worker is not None": HELD,
-    "speech:job_orders: always cluster.workers.get(seat.worker)": NOBODY,
+    (
+        "speech:say_decide: job.open_move is not None and rank in job.open_move.targets without "
+        "job.open_move is not None"
+    ): ("a move has asked for the boundary; it is said for the types"),
+    "speech:rank_orders: always cluster.workers.get(seat.worker)": NOBODY,
     "taints:taint_set: without if taint == before": "it puts there what is there, and no fault follows from it",
     "silence:Rhythm.note: gap_ms <= self.gap_ms by Lt": "an equal gap in the place of the other is the same rhythm",
     "pulses:feel: replace without advanced_ms=advanced_ms": "who has advanced is at another place",
-    "silent_nodes:of: 0 to 1 #2": "a limit is longer than that",
     "pulses:FailureDetector.last_heard_ms: always max(self.heard.values(), default=now_ms)": "it is noted for speed",
     "pulses:end_deafness: without if gap < LEAST_SILENCE_MS": FAST,
     "pulses:end_deafness: min without default=LEAST_SILENCE_MS": "who was heard has a rhythm",

@@ -14,8 +14,9 @@ from pathlib import Path
 PROTOCOL = Path(__file__).parent.parent.parent / "src" / "torchrelay" / "protocol"
 MODULES = (
     "answers", "boundary", "buddies", "cluster", "ending", "facts", "incident", "job", "migration",
-    "moves", "phases", "placing", "policy", "recovery", "replicas", "requests", "rollback", "roster", "sharing", "silence",
-    "speech", "standing", "state", "table", "taints", "failure_detector", "pulses", "silent_nodes", "wait_for_graph",
+    "moves", "phases", "placing", "policy", "recovery", "replicas", "requests", "rollback", "roster", "sharing",
+    "silence", "speech", "standing", "state", "table", "taints", "failure_detector", "pulses",
+    "silent_nodes", "wait_for_graph",
 )  # fmt: skip
 
 OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
