@@ -16,7 +16,7 @@ from tests.support.jobs import ask_until, end_job, run_job, start_job, torchrela
 from tests.support.patience import longer
 from tests.support.train_gpt import ROOT, SCRIPT, SHORT, run
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(700)
 
 
 def losses_of(folder: Path) -> Trace:
@@ -80,7 +80,7 @@ def test_the_demonstration_holds(tmp_path: Path) -> None:
     (tmp_path / "story.txt").write_text("kill rank=1 step>=10 spares>=1\nstop rank=0 step>=30 spares>=1\n")
     words = [sys.executable, "-m", "examples.demo", "--epochs", "2", "--epoch-steps", "60", "--out", str(tmp_path)]
     words += ["--runs", str(tmp_path / "runs"), "--story", str(tmp_path / "story.txt")]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=longer(220))
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=longer(600))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "demo-report.json").read_text())
     assert report["bit_equal"] is True

@@ -16,6 +16,6 @@ SHORT = ["--params", "tiny", "--epochs", "2", "--epoch-steps", "8", "--batch", "
 def run(*words: str) -> str:
     """Run a command as a user does, one thread a process; its output."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=longer(200), env=environment)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=longer(500), env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
