@@ -51,6 +51,7 @@ log = logging.getLogger("torchrelay.orchestrator")
 
 RESTLESS_S = 0.1  # between ticks while something is under way
 CALM_S = 0.5
+LONG_S = 0.02  # of work at a time: meanwhile sockets fill
 READING_TURNS = 4  # of the event loop, until what lies in the sockets has come to whom it is for
 REPEAT_S = (
     1.0  # between attempts to write a journal that fails, and repetitions of orders (or a beat, if that is longer)
@@ -145,8 +146,12 @@ class Orchestrator:
                 self._refuse(*([heard] if heard is not None else []))
                 self._try_journal()
             elif heard is not None:
+                begun_s = loop.time()
                 self._take_all(heard)
-                await asyncio.sleep(0)  # what was said goes out before more is heard
+                # What was said goes out before more is heard. After long work all that has arrived is heard in one go:
+                # no deadline may pass for one whose answer lies unread.
+                for _ in range(READING_TURNS if loop.time() - begun_s >= LONG_S else 1):
+                    await asyncio.sleep(0)
             if loop.time() >= next_tick:
                 await self._take_what_is_there()
                 self._pass_time()

@@ -14,7 +14,7 @@ from torchrelay.protocol.messages.orders import AnyOrder, Fence, Order
 from torchrelay.wire.messages.channel import OrderFrame, ToAgent
 
 # Events that are heard in one go, at most.
-TOGETHER = 4_096
+TOGETHER = 65_536
 # Within one frame: first who must stop, then who starts, then the rest in the order of a recovery.
 SEQUENCE: dict[type[Order], int] = {kind: place for place, kind in reversed([*enumerate((Fence, *get_args(AnyOrder)))])}
 
