@@ -7,11 +7,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from tests.support.migration import SIGKILL, asked, cut_over, on_nodes, preparing, tainted
+from tests.support.seats import COMPUTING, GATE, HERE, NEXT, reported, seats
 from tests.support.telling import JOB, Story, running
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
-from torchrelay.protocol.messages.events import Effect, JobSpec, WorkerReported
-from torchrelay.protocol.messages.ids import START, Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.events import Effect, JobSpec
+from torchrelay.protocol.messages.ids import START, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.messages.orders import Verdict
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.moves import MoveKind, MoveState, Taint
@@ -26,24 +27,7 @@ from torchrelay.protocol.placement.policy import (
 from torchrelay.protocol.recovery.placing import incoming_for_of
 from torchrelay.protocol.rules.migration import AWAY_MS, Wish, fit, wishes_to_move
 
-HERE, NEXT = Point(7), Point(8)
-GATE, COMPUTING = WorkerPhase.GATE, WorkerPhase.COMPUTING
 SPEC = JobSpec(job=JOB, world_size=4, nproc_per_node=2)
-
-
-def reported(committed: Point | None, phase: WorkerPhase = COMPUTING, pending: Point | None = None) -> Seat:
-    """A seat whose holder has reported."""
-    report = WorkerReported(
-        job=JOB, generation=Generation(2), worker=WorkerId("w"), rank=Rank(0), committed=committed, phase=phase,
-        pending=pending,
-    )  # fmt: skip
-    return Seat(
-        worker=WorkerId("w"), shard="all", report=report, holds=committed, serves=committed is not None
-    )  # fmt: skip
-
-
-def seats(*them: Seat) -> dict[Rank, Seat]:
-    return {Rank(rank): seat for rank, seat in enumerate(them)}
 
 
 # ---------------------------------------------------------------- spares

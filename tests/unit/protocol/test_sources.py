@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.migration import SIGKILL, cut_over, preparing
-from tests.support.telling import JOB, Stand, Story, running, say
+from tests.support.seats import GATE, HERE, NEXT, reported, seats
+from tests.support.telling import Stand, Story, running, say
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
-from torchrelay.protocol.messages.events import JobSpec, WorkerReported
-from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.ids import Point, Rank
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.roster import Life, Seat
 from torchrelay.protocol.model.table import SMALL, Table
@@ -18,23 +18,6 @@ from torchrelay.protocol.placement.policy import (
     MOST_SOURCES,
     choose_sources,
 )
-
-HERE, NEXT = Point(7), Point(8)
-GATE, COMPUTING = WorkerPhase.GATE, WorkerPhase.COMPUTING
-SPEC = JobSpec(job=JOB, world_size=4, nproc_per_node=2)
-
-
-def reported(committed: Point | None, phase: WorkerPhase = COMPUTING, pending: Point | None = None) -> Seat:
-    """A seat whose holder has reported."""
-    report = WorkerReported(
-        job=JOB, generation=Generation(2), worker=WorkerId("w"), rank=Rank(0), committed=committed, phase=phase,
-        pending=pending,
-    )  # fmt: skip
-    return Seat(worker=WorkerId("w"), shard="all", report=report, holds=committed, serves=committed is not None)
-
-
-def seats(*them: Seat) -> dict[Rank, Seat]:
-    return {Rank(rank): seat for rank, seat in enumerate(them)}
 
 
 def sources_for(known: dict[Rank, Seat], rank: Rank, point: Point, *, tried: bool = False) -> tuple[Rank, ...]:
