@@ -14,12 +14,13 @@ from tests.support.service import FakeTime, run
 from torchrelay.agent.uplink import MOST_TOGETHER, Kept, framed, together
 from torchrelay.orchestrator.core import service as shell
 from torchrelay.orchestrator.core.agents import SPAN_MS, Lateness
-from torchrelay.orchestrator.core.clock import COUNTED_NS, Clock
+from torchrelay.orchestrator.core.clock import COUNTED_NS, LATE_NS, Clock
 from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.orchestrator.core.traffic import Heard
 from torchrelay.orchestrator.store.journal import Journal, JournalUnavailable, read_history
 from torchrelay.orchestrator.views.views import view_incidents
 from torchrelay.protocol.messages import events as ev
-from torchrelay.protocol.messages.ids import Generation, JobId, Rank, WorkerId
+from torchrelay.protocol.messages.ids import Generation, JobId, Point, Rank, WorkerId
 from torchrelay.wire.messages.channel import EventFrame, EventsFrame, decode_to_orchestrator
 from torchrelay.wire.messages.codec import encode
 from torchrelay.worker.control.agent_connection import Said
@@ -73,7 +74,74 @@ def test_the_clock_knows_what_it_has_left_out() -> None:
     assert clock.left_out_ms() == before + 1_000
 
 
+def test_what_one_who_is_busy_does_not_look_at_does_not_count() -> None:
+    now = FakeTime()
+    clock = Clock(0, now)
+    clock.look(0.1)
+    skips = clock.skips
+    for _ in range(50):
+        now.sleep(0.1)  # it asks all the time, and looks at nothing
+        clock.now_ms()
+    counted = (LATE_NS + 100_000_000) // 1_000_000
+    assert (clock.now_ms(), clock.left_out_ms()) == (counted, 5_000 - counted)
+    assert clock.skips > skips, "the wall clock is to be noted"
+    clock.look(0.1)
+    now.sleep(0.5)
+    assert clock.now_ms() == counted + 500, "looks that come in time leave nothing out"
+    assert clock.left_out_ms() == 5_000 - counted
+
+
+def test_small_pieces_are_noted_when_they_come_to_something() -> None:
+    now = FakeTime()
+    clock = Clock(0, now)
+    clock.look(0.0)
+    now.sleep(LATE_NS / 1e9)
+    clock.now_ms()
+    for _ in range(19):
+        now.sleep(0.001)
+        clock.now_ms()
+    assert (clock.skips, clock.left_out_ms()) == (0, 19)
+    now.sleep(0.001)
+    assert (clock.left_out_ms(), clock.skips) == (20, 1)
+
+
 # ---------------------------------------------------------------- the orchestrator
+
+
+def test_no_node_is_lost_and_no_deadline_passes_while_the_orchestrator_has_too_much_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clock asks all the time, as in a large job; agents beat and answer, and all of that lies unread."""
+    now = FakeTime()
+
+    async def story() -> None:
+        async with serving(tmp_path, now) as service:
+            link = RecordingLink()
+            await train(service, link)
+            service.clock.look(0.1)
+            heard, rounds = service.cluster, 0
+
+            def work(first: Heard) -> None:
+                nonlocal rounds
+                rounds += 1
+                for _ in range(200):
+                    now.sleep(0.1)
+                    service.clock.now_ms()
+                real(first)
+
+            real = service._take_all
+            monkeypatch.setattr(service, "_take_all", work)
+            for _ in range(3):
+                await service.put(ev.PointCommitted(job=JOB, generation=Generation(1), point=Point(1)))
+                service._pass_time()
+            assert rounds == 3
+            assert service.cluster.nodes[NODE].alive
+            assert not service.cluster.jobs[JOB].incidents
+            assert service.cluster.jobs[JOB].phase is heard.jobs[JOB].phase
+            assert sum(told(tmp_path)) > 3 * 18_000, "and the ledger knows of it"
+
+    run(story)
+
 
 
 def test_it_is_told_before_what_was_said_meanwhile_is_heard(tmp_path: Path) -> None:

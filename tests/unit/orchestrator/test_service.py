@@ -310,7 +310,7 @@ class TestAgents:
                 assert not service.occupied(NODE, "first"), "the same one may come back at once"
                 for _ in range(25):
                     now.sleep(0.1)
-                    service.clock.now_ms()
+                    service.clock.look(0.5)
                 assert not service.occupied(NODE, "second"), "the first is silent"
 
         run(story)

@@ -1,10 +1,11 @@
 """Clock: the orchestrator's own time, in ms. It goes on from where the journal ended and never goes back.
 
 Time in which the orchestrator could not listen does not count: nobody may be called late because the one who listens
-was away. It is left out when the process did not run (stopped, swapped out, its machine asleep), and while the clock
-is held (after a start, until the agents are back; while the journal cannot be written). What was sent meanwhile is
-heard first, then deadlines go on. How much was left out is known: training may have stood still in it. (While a machine
-sleeps, its monotonic clock stands still: that time is known to nobody, and no rank on it trains.)
+was away. It is left out when the process did not run (stopped, swapped out, its machine asleep), while it had so much
+to do that it looked at nothing else, and while the clock is held (after a start, until the agents are back; while the
+journal cannot be written). What was sent meanwhile is heard first, then deadlines go on. How much was left out is
+known: training may have stood still in it. (While a machine sleeps, its monotonic clock stands still: that time is
+known to nobody, and no rank on it trains.)
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from collections.abc import Callable
 GAP_NS = 1_500_000_000
 # What counts of such a gap.
 COUNTED_NS = 50_000_000
+# One that is busy asks all the time, and hears nothing. How late it may be for its next look at what is due: the rest
+# does not count. Answers of a large job may lie unread for longer than any deadline.
+LATE_NS = 1_000_000_000
+# What is left out in smaller pieces is noted when it comes to so much.
+WORTH_NS = 20_000_000
 
 
 class Clock:
@@ -26,21 +32,36 @@ class Clock:
         self._left_out_ns = away_ms * 1_000_000
         self._asked_ns = source()
         self._passed_ns = start_ms * 1_000_000
+        self._allowed_ns: int | None = None  # what may still count until somebody looks; None: all
+        self._noted_ns = self._left_out_ns  # of what was left out, when it was last noted
         self.held = False
-        self.skips = 0  # gaps and holds that were left out
+        self.skips = 0  # times that something worth noting was left out
 
     def now_ms(self) -> int:
         """The time now, without the gaps."""
         now = self._source()
         passed = now - self._asked_ns
-        gap = 0 if self.held else passed
-        if gap > GAP_NS:
-            gap = COUNTED_NS
-            self.skips += 1
+        counted = 0 if self.held else passed
+        if counted > GAP_NS:
+            counted = COUNTED_NS
+        if self._allowed_ns is not None:
+            counted = min(counted, self._allowed_ns)
+            self._allowed_ns -= counted
         self._asked_ns = now
-        self._passed_ns += gap
-        self._left_out_ns += passed - gap
+        self._passed_ns += counted
+        self._leave_out(passed - counted)
         return self._passed_ns // 1_000_000
+
+    def look(self, again_s: float) -> None:
+        """All that has arrived is heard, and what was due is done; the next look is planned in so many seconds."""
+        self.now_ms()
+        self._allowed_ns = int(again_s * 1e9) + LATE_NS
+
+    def _leave_out(self, more_ns: int) -> None:
+        self._left_out_ns += more_ns
+        if not self.held and self._left_out_ns - self._noted_ns >= WORTH_NS:
+            self._noted_ns = self._left_out_ns
+            self.skips += 1
 
     def left_out_ms(self) -> int:
         """How much was left out until now, `away_ms` included."""
@@ -57,6 +78,7 @@ class Clock:
         if self.held:
             self.now_ms()
             self.held = False
+            self._noted_ns = self._left_out_ns
             self.skips += 1
 
 

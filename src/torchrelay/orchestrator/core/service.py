@@ -53,9 +53,8 @@ RESTLESS_S = 0.1  # between ticks while something is under way
 CALM_S = 0.5
 LONG_S = 0.02  # of work at a time: meanwhile sockets fill
 READING_TURNS = 4  # of the event loop, until what lies in the sockets has come to whom it is for
-REPEAT_S = (
-    1.0  # between attempts to write a journal that fails, and repetitions of orders (or a beat, if that is longer)
-)
+# Between attempts to write a journal that fails, and repetitions of orders (or a beat, if that is longer).
+REPEAT_S = 1.0
 RETURN_S = 5.0  # how long the clock is held after a start, for the agents to come back
 SHUTDOWN_S = 15.0  # how long agents may take to end their workers
 KEEP_TIME_MS = 10_000  # between two notes of how late it is, in hours without an event
@@ -303,6 +302,7 @@ class Orchestrator:
         except Superseded as error:
             self._yield(str(error))
         self._repeat()
+        self.clock.look(self._pause())
 
     def _remember(self) -> None:
         """Keep how far the jobs are, now and then: it is for reading only."""
