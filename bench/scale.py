@@ -14,6 +14,7 @@ import argparse
 import math
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from typing import Any
 import msgspec
 
 import scale_core
+import scale_orchestrator
 from figures import finish, progress
 from scale_players import JOB, STEP_S, perform
 from torchrelay.api.endpoint import TOKEN, read_endpoint
@@ -47,7 +49,7 @@ class Stage:
         self.run_dir, self.nodes, self.slots = run_dir, nodes, slots
         self.ranks = nodes * slots
         self._troupes: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
-        words = [sys.executable, "-P", "-m", "torchrelay.orchestrator", "--run-dir", str(run_dir)]
+        words = [sys.executable, str(Path(scale_orchestrator.__file__)), "--run-dir", str(run_dir)]
         self._process = subprocess.Popen(words)
         self._processes = processes
         self._step, self._began_s = 0, 0.0
@@ -102,6 +104,14 @@ class Stage:
     def memory_mb(self) -> float:
         """Of the orchestrator, now."""
         return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def noted(self) -> scale_orchestrator.Noted:
+        """What the orchestrator sent and heard, and when."""
+        path = self.run_dir / scale_orchestrator.NOTES
+        path.unlink(missing_ok=True)
+        self._process.send_signal(signal.SIGUSR1)
+        wait_for(path.exists, 30.0, "the orchestrator does not tell what it noted")
+        return msgspec.json.decode(path.read_bytes(), type=scale_orchestrator.Noted)
 
     def false_losses(self) -> int:
         """Nodes that were given up although they beat: so many connections had to be made anew."""
@@ -169,34 +179,26 @@ def at_rest(stage: Stage, watch_s: float) -> dict[str, float]:
 
 
 def killed(stage: Stage, number: int, limit_s: float) -> dict[str, float]:
-    """One worker ends."""
+    """One worker ends. `interrupt_ms`, `resume_ms`: from its end to the last of these orders that was sent;
+    `resume_cpu_s`: from the last answer that this one waits for, to that; `seen_ms`: when the last player had it."""
     generation = stage.generation() + 1
     before = stage.cpu_s()
     stage.stand()
     told = min(stage.ask("kill", [(number, 1)]))
-    used: list[tuple[float, float]] = [(told, before)]
-
-    def over() -> bool:
-        used.append((time.monotonic(), stage.cpu_s()))
-        return stage.seen("Resume", generation)[0] >= stage.ranks
-
-    wait_for(over, limit_s, "the job does not recover")
-    last = {kind: stage.seen(kind, generation)[1] for kind in ("Interrupt", "Reconfigure", "Resume")}
+    wait_for(lambda: stage.seen("Resume", generation)[0] >= stage.ranks, limit_s, "the job does not recover")
+    seen = stage.seen("Resume", generation)[1]
     took = stage.cpu_s() - before
+    noted = {kind: places[generation] for kind, places in stage.noted().items() if generation in places}
     stage.train()
+    (_, interrupted, _), (_, resumed, resumed_cpu) = noted["Interrupt"], noted["Resume"]
+    answered_cpu = max(noted[kind][2] for kind in ("WorkerReconfigured", "StateRestored"))
     return {
-        "interrupt_ms": 1000 * (last["Interrupt"] - told),
-        "resume_ms": 1000 * (last["Resume"] - told),
-        "resume_cpu_s": cpu_at(used, last["Resume"]) - cpu_at(used, last["Reconfigure"]),
+        "interrupt_ms": 1000 * (interrupted - told),
+        "resume_ms": 1000 * (resumed - told),
+        "seen_ms": 1000 * (seen - told),
+        "resume_cpu_s": resumed_cpu - answered_cpu,
         "recovery_cpu_s": took,
     }
-
-
-def cpu_at(used: list[tuple[float, float]], moment_s: float) -> float:
-    """The orchestrator's CPU time at a moment, between two that were read."""
-    later = next((place for place, (at, _) in enumerate(used) if at >= moment_s), len(used) - 1)
-    (a, low), (b, high) = used[max(0, later - 1)], used[later]
-    return low if b == a else low + (high - low) * (moment_s - a) / (b - a)
 
 
 def measure(nodes: int, options: argparse.Namespace) -> dict[str, float]:

@@ -143,7 +143,6 @@ def test_no_node_is_lost_and_no_deadline_passes_while_the_orchestrator_has_too_m
     run(story)
 
 
-
 def test_it_is_told_before_what_was_said_meanwhile_is_heard(tmp_path: Path) -> None:
     now = FakeTime()
 

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.brain import JOB, NODE, RecordingLink, serving, spec, train
 from tests.support.service import run
@@ -161,10 +162,11 @@ def test_what_is_heard_says_since_when_it_has_waited(tmp_path: Path, monkeypatch
 
             monkeypatch.setattr(Orchestrator, "hear_all", hearing)
             some = [service.put(exited(name)) for name in ("a", "b")]
-            for waiting in service._inbox._queue._queue:  # type: ignore[attr-defined]
-                object.__setattr__(waiting, "came_s", waiting.came_s - 2.0)
-            for one in some:
-                await one
+            waiting = service._inbox._events
+            for place, one in enumerate(waiting):
+                waiting[place] = replace(one, came_s=one.came_s - 2.0)
+            for written in some:
+                await written
             ages = [event.age_ms for event in heard[0] if isinstance(event, WorkerExited)]
             assert len(ages) == 2
             assert all(2_000 <= age < 4_000 for age in ages)

@@ -215,12 +215,11 @@ def hear_agent(connection: AgentConnection, service: Orchestrator, frame: EventF
         raise WireError(f"an agent does not say {type(event).__name__}")
     if isinstance(event, TaintSet | TaintCleared) and event.node != connection.node:
         raise WireError(f"the agent of {connection.node} speaks of a taint of {event.node}")
-    heard = service.put(age_event(event, late_ms))
-    heard.add_done_callback(partial(acknowledge, connection, frame.seq))
+    service.take(age_event(event, late_ms), partial(acknowledge, connection, frame.seq))
 
 
-def acknowledge(connection: AgentConnection, seq: int, written: asyncio.Future[int]) -> None:
-    if not written.cancelled() and written.exception() is None:
+def acknowledge(connection: AgentConnection, seq: int, told: int | Exception) -> None:
+    if isinstance(told, int):
         connection.acknowledge(seq)
 
 

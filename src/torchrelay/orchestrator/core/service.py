@@ -19,11 +19,12 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from torchrelay.orchestrator.core.clock import Clock, wall_clock_ms
 from torchrelay.orchestrator.core.compaction import Compaction
 from torchrelay.orchestrator.core.rules import all_ended, refusal
-from torchrelay.orchestrator.core.traffic import AgentPort, Heard, Inbox, send_orders
+from torchrelay.orchestrator.core.traffic import AgentPort, Heard, Inbox, send_orders, settle
 from torchrelay.orchestrator.core.watch import Watch, listen_anew, note_beat, note_end
 from torchrelay.orchestrator.store.journal import (
     Call,
@@ -35,7 +36,7 @@ from torchrelay.orchestrator.store.journal import (
     Unwritable,
 )
 from torchrelay.orchestrator.views.scene import Scene, Ways, note_ways
-from torchrelay.orchestrator.views.story import Moment, Told, tell
+from torchrelay.orchestrator.views.story import Moments
 from torchrelay.protocol.health.pulses import Beat, FailureDetector, forget, hear
 from torchrelay.protocol.messages.events import Event, JobSpec, NodeJoined, Tick, TimeLeftOut
 from torchrelay.protocol.messages.ids import NodeId
@@ -60,7 +61,6 @@ SHUTDOWN_S = 15.0  # how long agents may take to end their workers
 KEEP_TIME_MS = 10_000  # between two notes of how late it is, in hours without an event
 REMEMBER_S = 2.0  # between two notes of how far the jobs are
 RIVAL_MS = 2_000  # an agent heard within this time keeps its node's name for itself
-KEPT_MOMENTS = 100_000
 WORTH_TELLING_MS = 20  # of the time that the clock has left out
 
 
@@ -82,7 +82,7 @@ class Orchestrator:
         self.reached: Reached = journal.reached()
         self.connections: dict[NodeId, AgentPort] = {}
         self.standing = StandingOrders()
-        self.moments: list[Told] = []
+        self.moments = Moments()
         self.ways: Ways = {}
         self.networks: dict[NodeId, tuple[int, NetworkNews]] = {}  # what agents told last of their paths, and when
         self.news = asyncio.Event()  # set, and replaced, whenever there are new moments
@@ -177,9 +177,13 @@ class Orchestrator:
 
     def put(self, event: Event, call: Call | None = None) -> asyncio.Future[int]:
         """Let the orchestrator hear an event, and who asked for it. The future is its number in the journal."""
-        heard = Heard(event, call)
-        self._inbox.put(heard)
-        return heard.written
+        written = asyncio.get_running_loop().create_future()
+        self.take(event, partial(settle, written), call)
+        return written
+
+    def take(self, event: Event, told: Callable[[int | Exception], None], call: Call | None = None) -> None:
+        """The same for one that need not wait: its number is told, or why it has none. That must not fail."""
+        self._inbox.put(Heard(event, asyncio.get_running_loop().time(), told, call))
 
     def _take(self, together: list[Heard]) -> None:
         """Hear what has come together. If the journal does not take all of it, each is heard alone."""
@@ -189,20 +193,21 @@ class Orchestrator:
             self._take_one(together[0])
         else:
             try:
-                first = self.hear_all([heard.aged() for heard in together])
+                now_s = asyncio.get_running_loop().time()
+                first = self.hear_all([heard.aged(now_s) for heard in together])
             except (Unwritable, JournalUnavailable, Superseded):
                 for heard in together:
                     self._take([heard])
                 return
             for seq, heard in enumerate(together, first):
-                heard.done(seq)
+                heard.told(seq)
 
     def _take_one(self, heard: Heard) -> None:
         try:
-            seq = self.hear(heard.aged(), heard.call)
+            seq = self.hear(heard.aged(asyncio.get_running_loop().time()), heard.call)
         except Unwritable as error:
             log.warning("an event is dropped: %s", error)
-            heard.refuse(error)
+            heard.told(error)
         except JournalUnavailable as error:
             self._degrade(str(error))
             self._refuse(heard)
@@ -210,11 +215,11 @@ class Orchestrator:
             self._yield(str(error))
             self._refuse(heard)
         else:
-            heard.done(seq)
+            heard.told(seq)
 
     def _refuse(self, *some: Heard) -> None:
         for heard in some:
-            heard.refuse(JournalUnavailable(self.degraded or self.superseded))
+            heard.told(JournalUnavailable(self.degraded or self.superseded))
 
     def hear(self, event: Event, call: Call | None = None) -> int:
         """Journal, advance, say what is new.
@@ -227,6 +232,7 @@ class Orchestrator:
         seq = self.journal.append(event, now, call)
         self._hear(seq, now, event)
         self._say()
+        self._wake_readers()
         return seq
 
     def hear_all(self, events: Sequence[Event]) -> int:
@@ -238,6 +244,7 @@ class Orchestrator:
         for seq, event in enumerate(events, first):
             self._hear(seq, now, event, more=seq < last)
         self._say()
+        self._wake_readers()
         return first
 
     def _hear(self, seq: int, now: int, event: Event, *, more: bool = False) -> None:
@@ -251,13 +258,8 @@ class Orchestrator:
         self._introduce(before)
 
     def _tell(self, seq: int, at_ms: int, event: Event, before: Cluster) -> None:
-        told = tell(seq, at_ms, self.journal.wall_ms(at_ms), event, before, self.cluster)
-        self.moments.append(told)
-        if len(self.moments) > KEPT_MOMENTS:
-            del self.moments[: KEPT_MOMENTS // 2]
-        for note in told.notes:
+        for note in self.moments.note(seq, at_ms, self.journal.wall_ms(at_ms), event, before, self.cluster):
             log.info("%d %s %s %s", seq, note.kind, note.incident, note.text)
-        self._wake_readers()
 
     def _wake_readers(self) -> None:
         """Whoever waits for news looks again; the next wait is for the next news."""
@@ -465,12 +467,6 @@ class Orchestrator:
             self.ways,
             self.journal.lease,
         )  # fmt: skip
-
-    def moments_after(self, seq: int) -> list[Moment]:
-        """What was told after this number, oldest first."""
-        if not self.moments:
-            return []
-        return [told.moment() for told in self.moments[max(0, seq + 1 - self.moments[0].seq) :]]
 
     def begin_shutdown(self, reason: str) -> None:
         """Let the agents end their workers and go; then end. Returns at once."""

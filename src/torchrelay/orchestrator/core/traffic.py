@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol, cast, get_args
+
+from msgspec import Struct
 
 from torchrelay.orchestrator.store.journal import Call
 from torchrelay.protocol.messages.events import WORKERS_TELL, Event, age_event
@@ -19,55 +21,55 @@ TOGETHER = 65_536
 SEQUENCE: dict[type[Order], int] = {kind: place for place, kind in reversed([*enumerate((Fence, *get_args(AnyOrder)))])}
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """An event that has come. `written` gets its number in the journal, or the reason why it has none."""
+class Heard(Struct, frozen=True):
+    """An event that has come. Its number in the journal is told, or the reason why it has none."""
 
     event: Event
+    came_s: float  # of the loop's time
+    told: Callable[[int | Exception], None]
     call: Call | None = None
-    came_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
-    written: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    def aged(self) -> Event:
+    def aged(self, now_s: float) -> Event:
         """The event, so much later as it has waited here."""
-        return age_event(self.event, round(1000 * (asyncio.get_running_loop().time() - self.came_s)))
+        return age_event(self.event, round(1000 * (now_s - self.came_s)))
 
-    def done(self, seq: int) -> None:
-        """It has this number in the journal."""
-        if not self.written.done():
-            self.written.set_result(seq)
 
-    def refuse(self, error: Exception) -> None:
-        """It is not in the journal. An agent's events are not waited for: it sends them again."""
-        if not self.written.done():
-            self.written.set_exception(error)
-            self.written.exception()
+def settle(written: asyncio.Future[int], told: int | Exception) -> None:
+    """Let somebody go on that waits for an event to be in the journal; nobody need."""
+    if written.done():
+        return
+    if isinstance(told, int):
+        written.set_result(told)
+    else:
+        written.set_exception(told)
+        written.exception()
 
 
 class Inbox:
     """Of one orchestrator, in its event loop."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Heard | None] = asyncio.Queue()
+        self._events: deque[Heard] = deque()
+        self._stirred = asyncio.Event()
 
     def put(self, heard: Heard) -> None:
-        self._queue.put_nowait(heard)
+        self._events.append(heard)
+        self._stirred.set()
 
     def stir(self) -> None:
         """Let who waits for an event look again, and not wait for the tick."""
-        self._queue.put_nowait(None)
+        self._stirred.set()
 
     async def get(self) -> Heard | None:
         """The next event; None if there is another reason to look."""
-        return await self._queue.get()
+        if not self._events:
+            await self._stirred.wait()
+        self._stirred.clear()
+        return self.get_nowait()
 
     def get_nowait(self) -> Heard | None:
         """The next event; None if there is none."""
-        while not self._queue.empty():
-            heard = self._queue.get_nowait()
-            if heard is not None:
-                return heard
-        return None
+        return self._events.popleft() if self._events else None
 
     def batches(self, first: Heard) -> Iterator[list[Heard]]:
         """This event and what else has come by now, in order. What workers tell is heard together; the rest alone."""
@@ -86,11 +88,9 @@ class Inbox:
     def _those_there(self, first: Heard) -> Iterator[Heard]:
         yield first
         for _ in range(TOGETHER - 1):
-            if self._queue.empty():
+            if not self._events:
                 return
-            heard = self._queue.get_nowait()
-            if heard is not None:
-                yield heard
+            yield self._events.popleft()
 
 
 # ---------------------------------------------------------------- orders

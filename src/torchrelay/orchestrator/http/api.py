@@ -208,7 +208,7 @@ async def tell_all(service: Orchestrator, stream: web.StreamResponse, since: int
         if service.degraded != degraded:
             degraded = service.degraded
             await stream.write(b"event: degraded\ndata: %b\n\n" % msgspec.json.encode(degraded))
-        fresh = service.moments_after(since)
+        fresh = service.moments.after(since)
         if fresh:
             await stream.write(b"".join(frame(moment) for moment in fresh))
             since = fresh[-1].seq

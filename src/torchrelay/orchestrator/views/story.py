@@ -98,13 +98,18 @@ class Told(Struct, frozen=True, kw_only=True):
         )
 
 
+KEPT_MOMENTS = 100_000
 # Answers without bytes, which come by the thousand.
 LIGHT = (WorkerStarted, WorkerWarm, WorkerReported, WorkerReconfigured, StateRestored, WorkerResumed)
 
 
 def tell(seq: int, at_ms: int, wall_ms: int, event: Event, before: Cluster, after: Cluster) -> Told:
     """What an event changed, in words."""
-    notes = [*tell_nodes(before, after), *tell_places(before, after)]
+    notes: list[Note] = []
+    if after.nodes is not before.nodes:
+        notes += tell_nodes(before, after)
+    if after.taints is not before.taints or after.freezes is not before.freezes:
+        notes += tell_places(before, after)
     outcomes: dict[JobId, int] = {}
     for name, job in after.jobs.items():
         known = before.jobs.get(name)
@@ -122,6 +127,29 @@ def tell(seq: int, at_ms: int, wall_ms: int, event: Event, before: Cluster, afte
         notes=tuple(notes),
         outcomes=outcomes,
     )
+
+
+class Moments:
+    """What was told of late, for whoever reads along."""
+
+    def __init__(self) -> None:
+        self._told: list[Told] = []
+
+    def note(
+        self, seq: int, at_ms: int, wall_ms: int, event: Event, before: Cluster, after: Cluster
+    ) -> tuple[Note, ...]:
+        """Keep what an event changed. Returns it."""
+        told = tell(seq, at_ms, wall_ms, event, before, after)
+        self._told.append(told)
+        if len(self._told) > KEPT_MOMENTS:
+            del self._told[: KEPT_MOMENTS // 2]
+        return told.notes
+
+    def after(self, seq: int) -> list[Moment]:
+        """What was told after this number, oldest first."""
+        if not self._told:
+            return []
+        return [told.moment() for told in self._told[max(0, seq + 1 - self._told[0].seq) :]]
 
 
 def tell_nodes(before: Cluster, after: Cluster) -> Iterator[Note]:
@@ -171,7 +199,8 @@ def tell_job(before: Job | None, after: Job) -> Iterator[Note]:
         yield Note(kind=Kind.SUBMITTED, job=job, text=f"{job}: {ranks} ranks, {spares} spares wanted")
     if before is None or after.moves is not before.moves:
         yield from tell_moves(before, after)
-    for place, incident in enumerate(after.incidents):
+    same = before is not None and before.incidents is after.incidents
+    for place, incident in enumerate(() if same else after.incidents):
         known = before.incidents[place] if before is not None and place < len(before.incidents) else None
         if known is not incident:
             yield from tell_incident(known, incident)
