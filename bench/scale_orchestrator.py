@@ -1,4 +1,4 @@
-"""The orchestrator of the scale bench: the real one, which also notes when it sent and heard what, and its CPU time then.
+"""The orchestrator of the scale bench: the real one, which also notes when it sent and heard what.
 
 What players see of an order comes later than it was sent: they are busy with thousands of others on the same cores.
 SIGUSR1 writes down what was noted.

@@ -14,15 +14,19 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.aged import JOB, aged
-from tests.support.brain import serving
+from tests.support.brain import serving, spec
 from torchrelay.client.chronicle import Chronicle
-from torchrelay.orchestrator.core.compaction import Compaction
+from torchrelay.orchestrator.core.compaction import Compaction, wanted
 from torchrelay.orchestrator.store import archive, saved_cluster
 from torchrelay.orchestrator.store.journal import Entry, Journal, JournalRefused, read_history, read_newest
 from torchrelay.orchestrator.views.scene import Ways, note_ways
 from torchrelay.orchestrator.views.story import replay
 from torchrelay.protocol.messages.events import AnyEvent, Tick
+from torchrelay.protocol.messages.ids import Rank
+from torchrelay.protocol.model.job import Job
+from torchrelay.protocol.model.roster import Seat
 from torchrelay.protocol.model.state import Cluster
+from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.rules.cluster import EMPTY, RULES_VERSION, advance, orders
 from torchrelay.simulation.machine.shell import Shell
 from torchrelay.simulation.world import run_seed
@@ -149,6 +153,15 @@ class TestSnapshot:
             assert (compaction.seq, journal.snapshot()) == (1, None)
             assert journal._db.execute("SELECT count(*) FROM snapshots").fetchone() == (0,)
 
+    def test_a_large_job_is_not_kept_waiting_for_a_snapshot(self) -> None:
+        large, small = (
+            replace(EMPTY, jobs=Table({JOB: Job(spec(), Table((Rank(n), Seat()) for n in range(ranks)), 0)}))
+            for ranks in (4_096, 16)
+        )
+        assert wanted(large, busy=False) == 4_096
+        assert wanted(large, busy=True) == 5 * 8 * 4_096, "longer than any recovery"
+        assert (wanted(small, busy=False), wanted(small, busy=True)) == (archive.EVERY, 5 * archive.EVERY)
+
 
 @pytest.mark.usefixtures("often")
 class TestJournal:
@@ -160,6 +173,43 @@ class TestJournal:
             assert same(cluster, from_start(events[:upto]))
         assert start > 0
         assert len(events) - 150 - archive.BACK <= start <= len(events) - archive.BACK
+
+    def test_a_start_does_not_replay_a_recovery_of_thousands_of_ranks(
+        self, tmp_path: Path, events: Told, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The newest snapshot does when those that follow the story have read on, although little lies behind it."""
+        path = tmp_path / "journal.db"
+        monkeypatch.setattr(archive, "EVERY", 400)
+        monkeypatch.setattr(archive, "BACK", 400)
+        written(path, events, upto=1_010)
+        for many, settled_ms, start in ((1_000, 60_000, 400), (100, 1 << 40, 400), (100, 60_000, 800)):
+            monkeypatch.setattr(archive, "MANY", many)
+            monkeypatch.setattr(archive, "SETTLED_MS", settled_ms)
+            begun, cluster = found_at_start(path)
+            assert begun == start
+            assert same(cluster, from_start(events[:1_010]))
+
+    def test_what_is_old_is_packed_away_bit_by_bit_while_nobody_waits(
+        self, tmp_path: Path, events: Told, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(archive, "PACKS", 1)
+        path = tmp_path / "journal.db"
+        written(path, events)
+        with closing(Journal(path)) as journal:
+            compaction = Compaction(journal)
+            compaction.start()
+            compaction._behind = True
+            cluster = from_start(events)
+            loose = journal._db.execute("SELECT count(*) FROM events").fetchone()[0]
+            compaction.take(cluster, Ways(), busy=True)
+            assert journal._db.execute("SELECT count(*) FROM events").fetchone()[0] == loose, "somebody waits"
+            while compaction._behind:
+                compaction.take(cluster, Ways(), busy=False)
+                now = journal._db.execute("SELECT count(*) FROM events").fetchone()[0]
+                assert loose - now in (0, archive.PACK)
+                loose = now
+            assert loose < 100 * (archive.KEPT + 1) + archive.PACK
+        assert [(entry.event, entry.at_ms) for entry in read_history(path).entries] == events
 
     def test_all_events_stay_and_most_are_packed(self, tmp_path: Path, events: Told) -> None:
         path = tmp_path / "journal.db"

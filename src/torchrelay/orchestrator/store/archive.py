@@ -4,7 +4,9 @@
     archive     old events, so many in a row, compressed. Nothing is thrown away: reports and proofs read it all.
 
 A start reads the newest snapshot that is whole and lies a little back, and the events after it: those that follow the
-story have time to read on where they were. Without any snapshot all events are replayed, the archived ones, too.
+story have time to read on where they were. A recovery of a large job is tens of thousands of events: if that many would
+be replayed, a newer one does when it lies a minute back. Without any snapshot all events are replayed, the archived
+ones, too.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from torchrelay.orchestrator.store.saved_cluster import SavedCluster
 
 EVERY = 2_000  # events between two snapshots
 BACK = 1_000  # events that are replayed, at least, if there are so many
+MANY = 10_000  # more than a start should replay
+SETTLED_MS = 60_000  # those that follow the story have read on by then
 KEPT = 3
 PACK = 1_000  # events in one row of the archive
 PACKS = 8  # rows at a time: nobody waits long for them
@@ -49,36 +53,61 @@ _decoder = msgspec.msgpack.Decoder(list[Row])
 
 
 def keep(db: sqlite3.Connection, seq: int, state: bytes) -> None:
-    """Keep a snapshot, and pack away what is older than all that are kept. Inside a transaction."""
+    """Keep a snapshot, and the newest few of those before it. Inside a transaction."""
     row = (seq, saved_cluster.SHAPE, saved_cluster.digest(state), state)
     db.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", row)
-    newest = [found for (found,) in db.execute("SELECT seq FROM snapshots ORDER BY seq DESC")]
-    db.executemany("DELETE FROM snapshots WHERE seq = ?", [(old,) for old in newest[KEPT:]])
-    if len(newest) < KEPT:
-        return
+    db.executemany("DELETE FROM snapshots WHERE seq = ?", [(old,) for old in _kept(db)[KEPT:]])
+
+
+def pack(db: sqlite3.Connection) -> bool:
+    """Pack away some of what is older than all snapshots. Inside a transaction. Returns whether there may be more."""
+    kept = _kept(db)
+    if len(kept) < KEPT:
+        return False
     for _ in range(PACKS):
         query = "SELECT seq, at_ms, event, more FROM events WHERE seq <= ? ORDER BY seq LIMIT ?"
-        rows = [_row(*found) for found in db.execute(query, (newest[KEPT - 1], PACK))]
+        rows = [_row(*found) for found in db.execute(query, (kept[KEPT - 1], PACK))]
         if len(rows) < PACK:
-            return
+            return False
         packed = zlib.compress(_encoder.encode(rows), 3)
         db.execute("INSERT INTO archive VALUES (?, ?, ?)", (rows[0].seq, rows[-1].seq, packed))
         db.execute("DELETE FROM events WHERE seq <= ?", (rows[-1].seq,))
+    return True
 
 
-def newest(db: sqlite3.Connection, last_seq: int) -> SavedCluster | None:
-    """The newest snapshot that is whole, ours to read, and lies so far back; None if there is none."""
+def newest(db: sqlite3.Connection, last_seq: int, last_ms: int) -> SavedCluster | None:
+    """The newest snapshot that is whole, ours to read, and lies back; None if there is none."""
     if not _is_there(db, "snapshots"):
         return None
-    query = "SELECT seq, shape, digest, state FROM snapshots WHERE seq <= ? ORDER BY seq DESC"
     try:
-        for seq, shape, digest, state in db.execute(query, (last_seq - BACK,)):
-            found = saved_cluster.decode(state, digest, shape)
-            if found is not None and found.seq == seq:
+        for place in _starts(db, last_seq, last_ms):
+            row = db.execute("SELECT state, digest, shape FROM snapshots WHERE seq = ?", (place,)).fetchone()
+            found = saved_cluster.decode(*row)
+            if found is not None and found.seq == place:
                 return found
     except sqlite3.Error:
         return None  # a damaged page: the events themselves are read, or are damaged, too
     return None
+
+
+def _starts(db: sqlite3.Connection, last_seq: int, last_ms: int) -> list[int]:
+    """The snapshots that a start may begin with, the best first."""
+    kept = _kept(db)
+    back = [seq for seq in kept if seq <= last_seq - BACK]
+    if last_seq - (back[0] if back else 0) <= MANY:
+        return back
+    return [seq for seq in kept if seq in back or _told_ms(db, seq) <= last_ms - SETTLED_MS]
+
+
+def _told_ms(db: sqlite3.Connection, seq: int) -> int:
+    """When this event was heard; what is packed away was heard long ago."""
+    row = db.execute("SELECT at_ms FROM events WHERE seq = ?", (seq,)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _kept(db: sqlite3.Connection) -> list[int]:
+    """After which events there are snapshots, the newest first."""
+    return [seq for (seq,) in db.execute("SELECT seq FROM snapshots ORDER BY seq DESC")]
 
 
 def rows(db: sqlite3.Connection, after: int) -> Iterator[Row]:
@@ -93,6 +122,12 @@ def rows(db: sqlite3.Connection, after: int) -> Iterator[Row]:
     more = "more" if is_told_together(db) else "0"
     for found in db.execute(f"SELECT seq, at_ms, event, {more} FROM events WHERE seq > ? ORDER BY seq", (after,)):
         yield _row(*found)
+
+
+def last(db: sqlite3.Connection) -> tuple[int, int]:
+    """The number of the last event, and its moment."""
+    row = db.execute("SELECT seq, at_ms FROM events ORDER BY seq DESC LIMIT 1").fetchone() or (0, 0)
+    return int(row[0]), int(row[1])
 
 
 def _row(seq: int, at_ms: int, event: bytes, more: int) -> Row:

@@ -163,14 +163,12 @@ class Journal:
             self._db.execute(_PUT, ("version", version("torchrelay")))
             self.rules = _read_rules(self._db)
             self.anchors = list(_read_anchors(self._db))
-            last = self._db.execute("SELECT seq, at_ms FROM events ORDER BY seq DESC LIMIT 1").fetchone() or (0, 0)
-            kept = self._db.execute("SELECT value FROM about WHERE name = 'time'").fetchone()
+            self.last_seq, last_ms = archive.last(self._db)
+            kept_ms, kept_wall_ms = _read_time(self._db)
         except sqlite3.Error as error:
             self.close()
             raise JournalRefused(_damaged(path, str(error))) from error
-        self.last_seq: int = last[0]
-        kept_ms, kept_wall_ms = map(int, kept[0].split()) if kept else (0, 0)
-        self.last_ms: int = max(last[1], kept_ms, self.anchors[-1].at_ms if self.anchors else 0)
+        self.last_ms: int = max(last_ms, kept_ms, self.anchors[-1].at_ms if self.anchors else 0)
         self._mark.write(Mark(self.name, self.lease, self.last_seq))
         # The newest note of what the clock on the wall said: it may have gone another way than ours since the start.
         newer = kept_wall_ms and (not self.anchors or kept_ms > self.anchors[-1].at_ms)
@@ -249,9 +247,14 @@ class Journal:
         return _read_reached(self._db)
 
     def keep_snapshot(self, state: bytes) -> None:
-        """Keep the state after the last event, and pack old events away. Raises as `append` does."""
+        """Keep the state after the last event. Raises as `append` does."""
         with self._transaction():
             archive.keep(self._db, self.last_seq, state)
+
+    def pack_away(self) -> bool:
+        """Pack some old events away. Returns whether there may be more. Raises as `append` does."""
+        with self._transaction():
+            return archive.pack(self._db)
 
     def _write(self, sql: str, values: tuple[object, ...], call: Call | None = None) -> None:
         """One statement, and with it the call."""
@@ -292,7 +295,7 @@ class Journal:
 
     def snapshot(self) -> SavedCluster | None:
         """The newest that a start can begin with; None: it begins with the first event."""
-        return archive.newest(self._db, self.last_seq)
+        return archive.newest(self._db, self.last_seq, self.last_ms)
 
     def calls(self) -> tuple[Call, ...]:
         """Every changing call so far, oldest first. Raises `JournalUnavailable`."""
@@ -321,8 +324,8 @@ def read_history(path: Path) -> History:
 def read_newest(path: Path) -> tuple[SavedCluster | None, History]:
     """The same from the newest snapshot on, if there is one: without the events before it."""
     with _reading(path) as db:
-        last = db.execute("SELECT max(seq) FROM events").fetchone()[0] or 0
-        found = archive.newest(db, last)
+        last, last_ms = archive.last(db)
+        found = archive.newest(db, last, max(last_ms, _read_time(db)[0]))
         return found, _history(db, tuple(_read_entries(db, path, found.seq if found is not None else 0)))
 
 
@@ -361,8 +364,7 @@ def _open_known(path: Path, name: str) -> tuple[sqlite3.Connection, MarkFile]:
         raise JournalRefused(shortfall(path, known[0], None))
     db = _connect(path)
     try:
-        last = db.execute("SELECT max(seq) FROM events").fetchone()[0] or 0
-        found = Mark(_read_name(db), _read_lease(db), last)
+        found = Mark(_read_name(db), _read_lease(db), archive.last(db)[0])
         wrong = next(filter(None, (shortfall(path, one, found) for one in known)), "")
         if wrong:
             raise JournalRefused(wrong)
@@ -438,6 +440,12 @@ def _read_anchors(db: sqlite3.Connection) -> Iterator[Anchor]:
 def _read_lease(db: sqlite3.Connection) -> int:
     row = db.execute("SELECT value FROM about WHERE name = 'lease'").fetchone()
     return int(row[0]) if row else 0
+
+
+def _read_time(db: sqlite3.Connection) -> tuple[int, int]:
+    """How late it was when that was noted last, and what the clock on the wall said then."""
+    row = db.execute("SELECT value FROM about WHERE name = 'time'").fetchone()
+    return tuple(map(int, row[0].split())) if row else (0, 0)  # type: ignore[return-value]
 
 
 def _read_name(db: sqlite3.Connection) -> str:
