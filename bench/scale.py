@@ -45,9 +45,9 @@ CORE_KILLS = 3
 class Stage:
     """An orchestrator and its players."""
 
-    def __init__(self, run_dir: Path, nodes: int, slots: int, processes: int) -> None:
+    def __init__(self, run_dir: Path, nodes: int, slots: int, processes: int, spare_nodes: int = 0) -> None:
         self.run_dir, self.nodes, self.slots = run_dir, nodes, slots
-        self.ranks = nodes * slots
+        self.ranks, self.spares = (nodes - spare_nodes) * slots, spare_nodes * slots
         self._troupes: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
         words = [sys.executable, str(Path(scale_orchestrator.__file__)), "--run-dir", str(run_dir)]
         self._process = subprocess.Popen(words)
@@ -140,9 +140,9 @@ def wait_for(fact: Callable[[], bool], limit_s: float, otherwise: str) -> None:
 
 
 @contextmanager
-def staged(nodes: int, options: argparse.Namespace) -> Iterator[Stage]:
+def staged(nodes: int, options: argparse.Namespace, spare_nodes: int = 0) -> Iterator[Stage]:
     with tempfile.TemporaryDirectory() as folder:
-        stage = Stage(Path(folder), nodes, options.slots, options.processes)
+        stage = Stage(Path(folder), nodes, options.slots, options.processes, spare_nodes)
         try:
             yield stage
         finally:
@@ -155,7 +155,13 @@ def started(stage: Stage, limit_s: float) -> dict[str, float]:
     stage.open(limit_s)
     attached = time.monotonic()
     before = stage.cpu_s()
-    spec = JobSpec(job=JOB, world_size=stage.ranks, nproc_per_node=stage.slots, nodes=stage.nodes, spares=0)
+    spec = JobSpec(
+        job=JOB,
+        world_size=stage.ranks,
+        nproc_per_node=stage.slots,
+        nodes=stage.ranks // stage.slots,
+        spares=stage.spares,
+    )
     Client.of(stage.run_dir).submit(spec)
     wait_for(lambda: stage.seen("Resume", 1)[0] >= stage.ranks, limit_s, "the job does not come up")
     _, last = stage.seen("Resume", 1)

@@ -189,9 +189,11 @@ class Player:
             "job": order.job, "generation": order.generation, "worker": order.worker, "rank": rank,
         }  # fmt: skip
         match order:
-            case od.Assign(replacement=replacement):
+            case od.Assign(replacement=replacement, examples=examples):
                 worker.fresh = replacement
                 yield ev.WorkerJoined(worker=order.worker, job=order.job, rank=rank)
+                if examples:  # the target of a move
+                    yield ev.WorkerPrepared(worker=order.worker)
                 if not replacement:
                     worker.point = Point(0)
                     yield ev.WorkerReady(**who, point=None)

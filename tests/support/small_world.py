@@ -208,6 +208,8 @@ def folded_job(job: Job) -> Job:
         phase_ms=0,
         why="",
         fruitless=0,
+        advanced_in=Generation(0),
+        keepers=(),
         last_code=1,
         waiting_ms=None if job.waiting_ms is None else 0,
         stood_ms=None if job.stood_ms is None else 0,

@@ -419,9 +419,14 @@ def test_buddies_are_asked_for_one_record_at_a_time_and_not_before_the_target_is
     story.hear(ev.NodeLost(node=NodeId("node-1"), incarnation="a", reason="silence"))
     assert (story.job.phase, story.job.resume_point, ordered(story, od.Recall)) == (JobPhase.AGREEING, HERE, [])
     story.answer((od.Interrupt,))
-    recalls = [order for order in story.orders() if isinstance(order, od.Recall)]
-    assert {order.rank: order.ward for order in recalls} == {0: 2, 1: 2}
-    assert len(recalls) == 2
+    asked = lambda: [(order.rank, order.ward) for order in story.orders() if isinstance(order, od.Recall)]  # noqa: E731
+    assert asked() == [(0, 2), (1, 3)], "those to whom the records were sent"
+    story.hear(say(story, ev.RecordKept, 0, ward=Rank(2), point=HERE, private=b""))
+    assert asked() == [(1, 3)], "one at a time"
+    story.hear(say(story, ev.RecordKept, 1, ward=Rank(3), point=HERE, private=b""))
+    assert asked() == [(0, 3), (1, 2)], "and then all others"
+    story.hear(say(story, ev.RecordKept, 1, ward=Rank(2), point=HERE, private=b"its record"))
+    assert asked() == [(0, 3)]
 
 
 def test_a_connection_that_breaks_on_the_way_to_a_boundary_is_mended() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.support.telling import JOB, Story, running, submitted
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
@@ -329,13 +331,22 @@ def places(*nodes: str) -> dict[Rank, NodeId]:
     return {Rank(rank): NodeId(node) for rank, node in enumerate(nodes)}
 
 
-def test_buddies_are_on_the_next_two_nodes() -> None:
+def test_buddies_of_a_few_nodes_are_on_the_next_two() -> None:
     assert COPIES == 2
     assert circle(places("n-0", "n-0")) == {0: (), 1: ()}
     assert circle(places("n-0", "n-1")) == {0: (1,), 1: (0,)}
     assert circle(places("n-0", "n-1", "n-2", "n-3")) == {0: (1, 2), 1: (2, 3), 2: (3, 0), 3: (0, 1)}
     # As people sort them: node 2 comes before node 10.
     assert circle(places("n-2", "n-10", "n-3", "n-1"))[Rank(0)] == (2, 1)
+
+
+@pytest.mark.parametrize("nodes", [6, 9, 10, 64])
+def test_nodes_that_are_numbered_one_after_another_may_be_lost_at_once(nodes: int) -> None:
+    """A third of them, as a rack has, wherever it begins: each record lies on one that is left."""
+    keepers = circle(places(*(f"n-{number}" for number in range(nodes))))
+    for first in range(nodes):
+        lost = {Rank((first + number) % nodes) for number in range(nodes // 3)}
+        assert all(set(keepers[rank]) - lost for rank in lost)
 
 
 def test_ranks_of_a_node_are_spread_over_those_of_the_next() -> None:

@@ -292,8 +292,8 @@ class Orchestrator:
                 self._keep_time(now)
             detector = self._watch.set_pace(self.failure_detector, self.cluster, self.connections.values())
             self.failure_detector, found = self._watch.judge(detector, self.cluster, now)
-            for event in found:
-                self.hear(event)
+            if found:  # nodes that fall silent together, as a rack does, are lost together
+                self.hear_all(found)
             # A tick that changes nothing is not worth a line in the journal.
             if advance(self.cluster, Tick(), now) != self.cluster:
                 self.hear(Tick())

@@ -93,8 +93,12 @@ class Job(Struct, frozen=True):
     why: str = "waiting for nodes"
     trained: bool = False  # something was committed since the last start of all workers
     starts: int = 0  # starts of all workers in a row that committed nothing
+    failed_starts: int = 0  # of these, those that the script may have failed
     restarts: int = 0  # starts from the script's own checkpoint
-    fruitless: int = 0  # generations in a row in which nothing was committed
+    fruitless: int = 0  # generations in a row that were tried, and in which nothing was committed
+    advanced_in: Generation = Generation(0)  # which went on from a further point than the one before, the last time
+    # Whom each rank's private record was sent to in the last generations, the newest first.
+    keepers: tuple[Table[Rank, tuple[WorkerId, ...]], ...] = ()
     waiting_ms: int | None = None  # since when a rank waits for a spare
     broken: Fault | None = None  # a collective has failed, and nobody is known to be lost
     broken_ms: int = 0  # since when that is known

@@ -179,8 +179,10 @@ def cut_over(cluster: Cluster, job: Job, move: Move) -> Cluster:
         resume_point=boundary,
         trained=True,
         starts=0,
+        failed_starts=0,
         cutovers=cutovers,
         fruitless=0 if advanced else job.fruitless,
+        advanced_in=job.generation if advanced else job.advanced_in,
     )
     move = replace(move, targets=Table())
     move = move.enter(MoveState.MOVING, now, f"cut over after {boundary}, generation {job.generation}")

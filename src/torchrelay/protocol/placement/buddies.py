@@ -1,6 +1,8 @@
 """Buddies: who keeps a copy of whose private record, so that it outlives its node.
 
-Each rank has up to two, on the nodes that follow its own in a ring of the nodes that hold ranks.
+Each rank has up to two. Nodes that hold ranks form a ring, in the order of their names. A third of it lies between a
+node and its first buddy, and between that one and the second: nodes that are numbered one after another, as those of a
+rack are, may all be lost at once.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ def circle(places: Mapping[Rank, NodeId]) -> dict[Rank, tuple[Rank, ...]]:
         on.setdefault(places[rank], []).append(rank)
     ring = sorted(on, key=natural_key)
     found: dict[Rank, tuple[Rank, ...]] = {}
+    stride = max(1, len(ring) // (COPIES + 1))
     for at, node in enumerate(ring):
-        following = [ring[(at + step) % len(ring)] for step in range(1, min(COPIES, len(ring) - 1) + 1)]
+        following = [ring[(at + step * stride) % len(ring)] for step in range(1, min(COPIES, len(ring) - 1) + 1)]
         for number, rank in enumerate(on[node]):
             found[rank] = tuple(on[other][number % len(on[other])] for other in following)
     return found

@@ -20,6 +20,7 @@ NO_SPARE = 90
 NO_STATE = 91
 REFUSED = 93
 STOPPED = 130
+SILENCE = "heartbeat"  # the detector that finds nodes lost
 
 
 def lose_worker(
@@ -76,21 +77,28 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
     if cluster.freezes and job.phase in MOVING | {JobPhase.RUNNING}:
         return fall_back(cluster, job, f"frozen, so nothing is done about it: {fault.cause}", job.last_code)
     match job.phase:
-        case JobPhase.STARTING:
-            return start_again(cluster, job, "a worker was lost before anything was committed")
-        case JobPhase.RECONFIGURING if job.resume_point is None:
-            return start_again(cluster, job, "a worker was lost before anything was committed")
+        case JobPhase.STARTING | JobPhase.RECONFIGURING if job.resume_point is None:
+            # That a node is lost says nothing about the script.
+            failed = fault.detector != SILENCE
+            return start_again(cluster, job, "a worker was lost before anything was committed", failed=failed)
         case JobPhase.AGREEING | JobPhase.PREPARING if is_expendable(seat) and job.seats[rank].worker is None:
             # No rank counts on a replacement that is not at the safepoint yet: the next spare follows. One that was
             # restored in an earlier generation is a survivor like others.
             return cluster.with_job(job.tell(now, f"rank {rank}'s replacement is replaced"))
+        case JobPhase.AGREEING if job.seats[rank].worker is None and nobody_has_reported(job):
+            # There is nothing to ask anew. Many ranks may be lost at once.
+            return cluster.with_job(job)
         case JobPhase.RUNNING if unprotected(cluster, job, seat):
             why = f"the script has not called protect() in {UNJOINED_MS // 60_000} minutes: it ran unprotected"
             return fall_back(cluster, job, why, job.last_code)
         case JobPhase.FINISHING | JobPhase.ENDING | JobPhase.ENDED:
             raise AssertionError("nobody misses a rank of a job that is over")
         case _:
-            return interrupt_job(cluster, job, fault.cause)
+            return interrupt_job(cluster, job, fault.cause, in_vain=seat.assigned_in >= job.advanced_in)
+
+
+def nobody_has_reported(job: Job) -> bool:
+    return job.seats.count(facts.has_not_reported) == len(job.seats)
 
 
 def is_expendable(seat: Seat) -> bool:
@@ -107,9 +115,13 @@ def unprotected(cluster: Cluster, job: Job, lost: Seat) -> bool:
     return not joined and cluster.now_ms - job.phase_ms >= UNJOINED_MS
 
 
-def interrupt_job(cluster: Cluster, job: Job, reason: str) -> Cluster:
-    """A new generation: survivors stop and report where they stand."""
-    fruitless = job.fruitless + 1
+def interrupt_job(cluster: Cluster, job: Job, reason: str, *, in_vain: bool = True) -> Cluster:
+    """A new generation: survivors stop and report where they stand.
+
+    `in_vain`: what this generation tried has failed. It has not if a rank is lost that was there before: a rack takes
+    one node after another with it. Nor if nothing was tried yet. Both happen only as often as there are ranks.
+    """
+    fruitless = job.fruitless + (in_vain and job.phase is not JobPhase.AGREEING)
     cluster = spend_targets(cluster, job)
     job = replace(begin_generation(pause_move(job, cluster.now_ms)), fruitless=fruitless)
     if fruitless >= GENERATION_BUDGET:
@@ -147,10 +159,16 @@ def drop_move(job: Job, now_ms: int, why: str) -> Job:
     return job if move is None else with_move(job, move.close(MoveState.CALLED_OFF, now_ms, why))
 
 
-def start_again(cluster: Cluster, job: Job, reason: str, *, from_checkpoint: bool = False) -> Cluster:
-    """All workers that hold a rank end, and all ranks are placed anew. Spares without a rank are kept."""
-    if not from_checkpoint and job.starts + 1 >= START_BUDGET:
-        why = f"{job.starts + 1} starts ended before anything was committed: {reason}"
+def start_again(
+    cluster: Cluster, job: Job, reason: str, *, from_checkpoint: bool = False, failed: bool = True
+) -> Cluster:
+    """All workers that hold a rank end, and all ranks are placed anew. Spares without a rank are kept.
+
+    `failed`: the start that ends with this counts as one that the script may have failed.
+    """
+    failed_starts = job.failed_starts + failed
+    if not from_checkpoint and failed_starts >= START_BUDGET:
+        why = f"{failed_starts} starts ended before anything was committed: {reason}"
         return end_job(cluster, job, job.last_code, why)
     for worker in cluster.of_job(job.spec.job):
         if worker.rank is not None:
@@ -164,11 +182,13 @@ def start_again(cluster: Cluster, job: Job, reason: str, *, from_checkpoint: boo
         resume_point=None,
         trained=False,
         starts=0 if from_checkpoint else job.starts + 1,
+        failed_starts=0 if from_checkpoint else failed_starts,
         restarts=job.restarts + 1 if from_checkpoint else job.restarts,
         waiting_ms=None,
         broken=None,
         boundary=None,
         fruitless=0,
+        keepers=(),
         unproved=0,  # what was not proved by now never will be: points are counted anew
         kept=Table(),
         rolled=None,

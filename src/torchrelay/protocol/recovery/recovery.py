@@ -16,7 +16,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from torchrelay.protocol.messages.ids import START, Generation, Point, Rank
+from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, WorkerId
 from torchrelay.protocol.messages.orders import Verdict
 from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import Fault, Mark, Resolution
@@ -25,6 +25,7 @@ from torchrelay.protocol.model.phases import enter_next, is_complete, still_lack
 from torchrelay.protocol.model.roster import Life, Seat, Worker
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.model.table import Table
+from torchrelay.protocol.placement import buddies
 from torchrelay.protocol.placement.boundary import (
     finish_halt,
     finish_move,
@@ -54,6 +55,7 @@ from torchrelay.protocol.recovery.rollback import (
     within_reach,
 )
 
+KEEPERS = 3  # generations of which it is kept who was sent whose record
 BEGUN_ANEW = "begin anew from the snapshots of"
 
 
@@ -234,9 +236,10 @@ def decide(cluster: Cluster, job: Job, point: Point, reason: str) -> Cluster:
     if incident is not None:
         job = job.with_incident(replace(incident, verdict=text, resume_point=point))
     advanced = job.resume_point is None or point > job.resume_point
-    fruitless = 0 if advanced else job.fruitless
+    fruitless, advanced_in = (0, job.generation) if advanced else (job.fruitless, job.advanced_in)
     rolled = job.rolled if point == job.rolled else None
     job = replace(job, resume_point=point, trained=True, starts=0, fruitless=fruitless, rolled=rolled)
+    job = replace(job, advanced_in=advanced_in, failed_starts=0)
     job = job.mark(Mark.AGREED, now)
     return cluster.with_job(enter_next(job, now, f"{text}: {reason}"))
 
@@ -288,18 +291,46 @@ def go_back(cluster: Cluster, job: Job, reason: str) -> Cluster:
     return roll_back(cluster, job, reason) or fall_back(cluster, job, reason + why_not_back(cluster, job))
 
 
+def circle_of(cluster: Cluster, job: Job) -> dict[Rank, tuple[Rank, ...]]:
+    """Who keeps a copy of whose record in this generation."""
+    held = {rank: seat.worker for rank, seat in job.seats.items()}
+    places = {rank: cluster.workers[worker].node for rank, worker in held.items() if worker is not None}
+    return buddies.circle(places)
+
+
+def note_keepers(cluster: Cluster, job: Job) -> Job:
+    """Keep whom the records are sent to from now on. Until all have passed a gate those of before have them, too."""
+    found = {
+        rank: tuple(name for name in (job.seats[other].worker for other in some) if name is not None)
+        for rank, some in circle_of(cluster, job).items()
+    }
+    return replace(job, keepers=(Table(found), *job.keepers[: KEEPERS - 1]))
+
+
 def buddies_to_ask(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, Worker]]:
-    """Survivors and outgoing workers that may have a copy of this rank's record, and have not denied it."""
+    """Survivors and outgoing workers that may have a copy of this rank's record, and have not denied it.
+
+    First those to whom it was sent; if none of them has it, all: a job may have tried to go on many times since.
+    """
     asked = job.seats[rank].asked_buddies
     if job.rolled is not None:
         return [keeper for keeper in keepers_of(cluster, job, rank) if keeper[1].worker not in asked]
-    found = []
-    for other, seat in sorted(job.seats.items()):
-        for name in (seat.worker if seat.holds is not None else None, seat.outgoing):
-            worker = None if name is None or name in asked else cluster.workers.get(name)
-            if worker is not None and worker.life is not Life.FENCING:
-                found.append((other, worker))
-    return found
+    named = dict.fromkeys(name for some in job.keepers for name in some.get(rank, ()))
+    found = [one for name in named if name not in asked for one in still_there(cluster, job, name)]
+    if found:
+        return found
+    names = (name for _, seat in sorted(job.seats.items()) for name in (seat.worker, seat.outgoing))
+    return [one for name in names if name is not None and name not in asked for one in still_there(cluster, job, name)]
+
+
+def still_there(cluster: Cluster, job: Job, name: WorkerId) -> Iterator[tuple[Rank, Worker]]:
+    """This worker and its rank, if it holds the state of it, or held it until the cutover."""
+    worker = cluster.workers.get(name)
+    if worker is None or worker.rank is None or worker.life is Life.FENCING:
+        return
+    seat = job.seats[worker.rank]
+    if seat.outgoing == name or (seat.worker == name and seat.holds is not None):
+        yield worker.rank, worker
 
 
 def sources_of(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, Worker]]:
@@ -373,7 +404,8 @@ def reconfigure(cluster: Cluster, job: Job) -> Cluster:
     now = cluster.now_ms
     if is_complete(job):
         # No rank has gone on yet, and none needs the outgoing workers any more: all that are there have what they have.
-        return release_outgoing_workers(cluster, enter_next(job, now, "all connected and restored"))
+        job = enter_next(note_keepers(cluster, job), now, "all connected and restored")
+        return release_outgoing_workers(cluster, job)
     for rank, seat in job.seats.where(facts.is_not_restored):
         if has_sources(cluster, job, rank):
             continue

@@ -34,6 +34,7 @@ from torchrelay.protocol.placement.taints import (
 from torchrelay.protocol.recovery.ending import (
     NO_STATE,
     REFUSED,
+    SILENCE,
     STOPPED,
     collect_ended,
     end_job,
@@ -63,7 +64,7 @@ NO_WAY_ON = {
     "refused": ("worker: refused replacement", REFUSED),
 }
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 18
+RULES_VERSION = 19
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -118,7 +119,7 @@ def node_lost(cluster: Cluster, event: ev.NodeLost) -> Cluster:
     for worker in cluster.on_node(event.node):
         cause = f"its node {event.node} is lost: {event.reason}"
         cluster = lose_worker(
-            cluster, worker.worker, cause=cause, detector="heartbeat", ended=True, unread=True, age_ms=event.age_ms
+            cluster, worker.worker, cause=cause, detector=SILENCE, ended=True, unread=True, age_ms=event.age_ms
         )
     return cluster
 

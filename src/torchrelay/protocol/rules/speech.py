@@ -35,7 +35,7 @@ from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.placement import buddies
 from torchrelay.protocol.placement.boundary import told_where
 from torchrelay.protocol.placement.policy import MOST_SOURCES, judge_report
-from torchrelay.protocol.recovery.recovery import buddies_to_ask, owes_report, sources_of, store_host
+from torchrelay.protocol.recovery.recovery import buddies_to_ask, circle_of, owes_report, sources_of, store_host
 
 
 def standing_orders(cluster: Cluster) -> frozenset[Order]:
@@ -189,7 +189,7 @@ def assign(job: Job, rank: Rank, replacement: bool, worker: Worker, examples: tu
 
 
 def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
-    """Ask the survivors for the records of ranks that have left none: their node, and their page, is lost.
+    """Ask for the records of ranks that have left none: their node, and their page, is lost.
 
     Each is asked for one at a time.
     """
@@ -223,13 +223,6 @@ def wiring_of(cluster: Cluster, job: Job) -> Wiring | None:
     assert host is not None, "all ranks are held while they connect"
     keepers = circle_of(cluster, job)
     return Wiring(cluster.workers[host].store, keepers, buddies.wards_of(keepers))
-
-
-def circle_of(cluster: Cluster, job: Job) -> dict[Rank, tuple[Rank, ...]]:
-    """Who keeps a copy of whose record in this generation."""
-    held = {rank: seat.worker for rank, seat in job.seats.items()}
-    places = {rank: cluster.workers[worker].node for rank, worker in held.items() if worker is not None}
-    return buddies.circle(places)
 
 
 def source_list(cluster: Cluster, job: Job, rank: Rank) -> tuple[Source, ...]:

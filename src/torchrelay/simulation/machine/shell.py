@@ -149,8 +149,10 @@ class Shell:
             return
         self._release()
         now = self.now_ms
-        for event in judge(self.failure_detector, self.cluster, now):
-            self.hear(event)
+        found = judge(self.failure_detector, self.cluster, now)
+        if found:
+            self._own_up()
+            self._hear_all(found)
         if advance(self.cluster, ev.Tick(), now) != self.cluster:
             self.hear(ev.Tick())
         if self.world.now - self._repeated_ms >= REPEAT_MS:

@@ -1,0 +1,128 @@
+"""Many losses at once: a rack, a switch, a power feed. They are one fault, however many ranks it takes."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from tests.support.telling import JOB, Story
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import NodeId, Point, Rank
+from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.placement.policy import GENERATION_BUDGET, START_BUDGET
+
+HERE = Point(3)
+SLOTS = 4
+LOST = 7  # nodes: more ranks than there are attempts
+SIGKILL = 9
+
+
+def large(nodes: int = 24) -> Story:
+    """A job on many nodes, with as many spares as are lost."""
+    story = Story()
+    ranks = nodes * SLOTS
+    spec = ev.JobSpec(
+        job=JOB, world_size=ranks, nproc_per_node=SLOTS, nodes=nodes, spares=LOST * SLOTS, slot_faults=0, refill=False
+    )
+    story.hear(ev.JobSubmitted(spec=spec))
+    for number in range(nodes + LOST):
+        story.hear(ev.NodeJoined(node=NodeId(f"node-{number}"), incarnation="a", slots=SLOTS))
+    return story
+
+
+def training() -> Story:
+    story = large()
+    story.settle()
+    story.train(HERE)
+    for worker, stand in story.stands.items():
+        story.stands[worker] = replace(stand, keeps=True)
+    return story
+
+
+def used(story: Story) -> list[NodeId]:
+    """The nodes on which ranks run, the last one first: the first rank's stays."""
+    nodes = [story.cluster.workers[seat.worker].node for seat in story.job.seats.values() if seat.worker is not None]
+    return list(dict.fromkeys(reversed(nodes)))
+
+
+AFTER: dict[str, tuple[tuple[type[od.Order], ...], ...]] = {
+    "at once": (),
+    "when all have reported": ((od.Interrupt,),),
+    "on the way to the safepoint": ((od.Interrupt,), (od.Decide,)),
+    "while all connect": ((od.StartWorker,), (od.Interrupt,), (od.Assign, od.Decide), (od.Recall,), (od.Replay,)),
+    "when all have connected": (
+        (od.StartWorker,), (od.Interrupt,), (od.Assign, od.Decide), (od.Recall,), (od.Replay,),
+        (od.Reconfigure, od.Restore),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rounds", AFTER.values(), ids=AFTER.keys())
+def test_a_job_outlives_more_losses_than_it_has_attempts(rounds: tuple[tuple[type[od.Order], ...], ...]) -> None:
+    """Nodes are given up one after another, wherever the recovery from the one before has come."""
+    story = training()
+    assert LOST * SLOTS > GENERATION_BUDGET
+    for node in used(story)[:LOST]:
+        story.hear(ev.NodeLost(node=node, incarnation="a", reason="no beat"))
+        for kinds in rounds:
+            story.answer(kinds)
+        assert story.job.outcome is None, story.job.why
+    story.settle()
+    assert story.job.phase is JobPhase.RUNNING, story.job.why
+    assert story.job.resume_point == HERE
+    story.train(HERE.after_step())
+    story.prove(HERE.after_step())
+    assert all(one.resolution is Resolution.CLEAN for one in story.job.incidents)
+
+
+def test_workers_that_end_together_make_one_generation() -> None:
+    """Nobody has answered yet: there is nothing to ask anew."""
+    story = training()
+    before = story.job.generation
+    for rank in range(SLOTS, SLOTS + GENERATION_BUDGET + 1):
+        story.lose(story.holder(rank), signal=SIGKILL)
+    assert story.job.generation == before + 1
+    assert len(story.job.incidents[-1].faults) == GENERATION_BUDGET + 1
+    story.settle()
+    assert story.job.phase is JobPhase.RUNNING
+
+
+def test_a_loss_after_somebody_has_answered_makes_another() -> None:
+    """What the others said may depend on who was there."""
+    story = training()
+    story.lose(story.holder(SLOTS), signal=SIGKILL)
+    before = story.job.generation
+    story.answer((od.Interrupt,), but=range(SLOTS + 1, 24 * SLOTS))
+    assert story.job.phase is JobPhase.AGREEING
+    story.lose(story.holder(SLOTS + 1), signal=SIGKILL)
+    assert story.job.generation == before + 1
+    assert story.job.seats[Rank(0)].report is None
+    assert story.job.fruitless == 1, "nothing was tried in between"
+
+
+def test_replacements_that_are_lost_again_and_again_are_no_progress() -> None:
+    story = training()
+    attempts = 0
+    while story.job.outcome is None:
+        attempts += 1
+        assert attempts <= GENERATION_BUDGET + 2, "it never gives up"
+        story.lose(story.holder(SLOTS), signal=SIGKILL)
+        story.settle()
+        if story.job.outcome is None:
+            story.train(HERE)
+    assert "in a row committed nothing" in story.job.outcome.reason
+    assert attempts >= GENERATION_BUDGET
+
+
+def test_a_start_survives_more_lost_nodes_than_it_has_attempts() -> None:
+    """That a node is lost says nothing about the script."""
+    story = large()
+    story.answer((od.StartWorker,))
+    for node in used(story)[: START_BUDGET + 1]:
+        story.hear(ev.NodeLost(node=node, incarnation="a", reason="no beat"))
+        story.answer((od.StartWorker,))
+    assert story.job.outcome is None, story.job.why
+    story.settle()
+    assert story.job.phase is JobPhase.RUNNING
