@@ -22,7 +22,7 @@ from tests.support.exhaustive import (
 from tests.support.telling import JOB, Stand, answers
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.model.job import MOVING
+from torchrelay.protocol.model.job import BEFORE_CUTOVER
 from torchrelay.protocol.model.moves import MoveState
 from torchrelay.protocol.model.state import seat_of
 from torchrelay.protocol.rules.cluster import Cluster, advance, orders
@@ -83,7 +83,7 @@ def explore_the_way_to_the_boundary() -> int:
         limit=5_000,
         quiet=NowAndThen(check_move_quiet, 20),
         alphabet=small.happenings_of_a_move,
-        phases=MOVING,
+        phases=BEFORE_CUTOVER,
     )
 
 
@@ -109,7 +109,7 @@ def test_one_cutover_in_every_order_of_things() -> None:
 
 def test_one_move_from_the_halt_to_its_end_in_every_order_of_things() -> None:
     world: dict[str, Any] = {"alphabet": small.happenings_of_a_move, "quiet": NowAndThen(check_move_quiet, 50)}
-    phases = (*MOVING, RECONFIGURING, RESUMING)
+    phases = (*BEFORE_CUTOVER, RECONFIGURING, RESUMING)
     assert explore(small.beginning_of_a_halt(), last_generation=3, limit=5_000, phases=phases, **world) > 1_000
 
 

@@ -53,7 +53,7 @@ def cut_over(*ranks: int, **fields: Any) -> Story:
     story = halting(*ranks, **fields)
     story.answer((od.Decide,))
     story.answer((od.Replay,))
-    assert (story.job.phase, story.move.state) == (JobPhase.RECONFIGURING, MoveState.MOVING)
+    assert (story.job.phase, story.move.state) == (JobPhase.RECONFIGURING, MoveState.CUT_OVER)
     return story
 
 

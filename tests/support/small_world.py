@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from tests.support.telling import JOB, Stand, answers, private, submitted, training
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
-from torchrelay.protocol.messages.ids import NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.ids import Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.model.incident import Incident
-from torchrelay.protocol.model.job import MOVING, Job, JobPhase
+from torchrelay.protocol.model.job import BEFORE_CUTOVER, Job, JobPhase
 from torchrelay.protocol.model.moves import Move
 from torchrelay.protocol.model.roster import Life, Seat, Worker
 from torchrelay.protocol.model.table import Table
@@ -105,7 +105,7 @@ def happenings(cluster: Cluster) -> Iterator[Happening]:
     job = cluster.jobs[JOB]
     if job.open_move is not None:
         yield Happening(ev.MoveWithdrawn(job=JOB, ranks=job.open_move.ranks[:1], source="ann"))
-    if job.phase in MOVING and not cluster.freezes:
+    if job.phase in BEFORE_CUTOVER and not cluster.freezes:
         yield Happening(ev.FreezeSet(source="ann"))
     for order in sorted(orders(cluster), key=repr):
         yield from (Happening(event) for event in answered(job, order))

@@ -20,7 +20,7 @@ from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.orders import Verdict
 from torchrelay.protocol.model.incident import Resolution
-from torchrelay.protocol.model.job import MOVING, RECOVERING, JobPhase
+from torchrelay.protocol.model.job import BEFORE_CUTOVER, RECOVERING, JobPhase
 from torchrelay.protocol.model.moves import OPEN_MOVES, MoveState
 from torchrelay.protocol.recovery.ending import NO_SPARE, NO_STATE, REFUSED, STOPPED
 from torchrelay.simulation.model.plans import FaultKind, Lack, Plan
@@ -143,7 +143,7 @@ def required(seeds: int) -> list[str]:
     wanted += [f"outcome: {code}" for code in codes]
     wanted += [f"fault: {kind}" for kind in FaultKind]
     if seeds >= ENOUGH_FOR_PHASES:
-        places = [(kind, phase) for kind in EVERYWHERE for phase in sorted(RECOVERING | MOVING)]
+        places = [(kind, phase) for kind in EVERYWHERE for phase in sorted(RECOVERING | BEFORE_CUTOVER)]
         wanted += [f"fault: {kind} in {phase}" for kind, phase in places if (kind, phase) != BY_CHANCE]
         wanted += [f"fault: {kind} in {phase}" for kind in OF_MOVES for phase in HALTS]
     wanted += [f"lack: {lack}" for lack in Lack]

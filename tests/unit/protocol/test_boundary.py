@@ -216,7 +216,7 @@ def test_a_rank_that_went_back_is_moved_again_and_given_up_after_three_tries() -
         story.wait(1)
         for kind in (od.Halt, od.Decide, od.Replay):
             story.answer((kind,))
-        assert story.move.state is MoveState.MOVING
+        assert story.move.state is MoveState.CUT_OVER
     story.hear(ev.FreezeSet(source="ann"), asked(0))
     brought_home(story)
     given_up = story.job.moves[0]
@@ -491,7 +491,7 @@ def test_when_it_is_given_up_only_what_went_back_is_forgotten() -> None:
         story.wait(1_000)
         for kind in (od.Halt, od.Decide, od.Replay):
             story.answer((kind,))
-        assert story.move.state is MoveState.MOVING
+        assert story.move.state is MoveState.CUT_OVER
     story.hear(ev.FreezeSet(source="ann"), asked(0))
     brought_home(story)
     assert (story.move.state, story.job.moves[0].state) == (MoveState.WAITING, MoveState.FAILED)

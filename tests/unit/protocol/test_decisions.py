@@ -24,7 +24,7 @@ from torchrelay.protocol.placement.policy import (
     judge_report,
     slot_order,
 )
-from torchrelay.protocol.recovery.placing import incoming_for_of
+from torchrelay.protocol.recovery.placing import target_of
 from torchrelay.protocol.rules.migration import AWAY_MS, Wish, fit, wishes_to_move
 
 SPEC = JobSpec(job=JOB, world_size=4, nproc_per_node=2)
@@ -90,14 +90,14 @@ def test_it_is_said_when_a_spare_is_taken_whose_place_is_to_be_used_last() -> No
 def test_a_target_that_cannot_be_used_is_no_incoming_for() -> None:
     story = preparing()
     target = story.move.targets[Rank(1)]
-    found = incoming_for_of(story.cluster, story.job, Rank(1))
+    found = target_of(story.cluster, story.job, Rank(1))
     assert found is not None
     assert found.worker == target
-    assert incoming_for_of(story.cluster, story.job, Rank(0)) is None
-    assert incoming_for_of(story.cluster.fence(target), story.job, Rank(1)) is None
+    assert target_of(story.cluster, story.job, Rank(0)) is None
+    assert target_of(story.cluster.fence(target), story.job, Rank(1)) is None
     full = Taint(found.node, found.slot, "full", "", Effect.NO_SCHEDULE, "", "ann", 0)
     lying = replace(story.cluster, taints=story.cluster.taints.put((full.node, full.slot, full.key), full))
-    assert incoming_for_of(lying, story.job, Rank(1)) is None
+    assert target_of(lying, story.job, Rank(1)) is None
 
 
 def test_an_incoming_for_has_joined_if_it_said_so_and_is_asked_where_it_stands_if_it_was_prepared() -> None:

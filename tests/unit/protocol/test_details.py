@@ -421,11 +421,11 @@ def test_buddies_are_asked_for_one_record_at_a_time_and_not_before_the_target_is
     story.answer((od.Interrupt,))
     asked = lambda: [(order.rank, order.ward) for order in story.orders() if isinstance(order, od.Recall)]  # noqa: E731
     assert asked() == [(0, 2), (1, 3)], "those to whom the records were sent"
-    story.hear(say(story, ev.RecordKept, 0, ward=Rank(2), point=HERE, private=b""))
-    assert asked() == [(1, 3)], "one at a time"
-    story.hear(say(story, ev.RecordKept, 1, ward=Rank(3), point=HERE, private=b""))
-    assert asked() == [(0, 3), (1, 2)], "and then all others"
-    story.hear(say(story, ev.RecordKept, 1, ward=Rank(2), point=HERE, private=b"its record"))
+    story.hear(say(story, ev.RecordKept, 0, ward=Rank(2), point=NEXT, private=b""))
+    assert asked() == [(1, 2)], "and then all others, each for one at a time"
+    story.hear(say(story, ev.RecordKept, 1, ward=Rank(2), point=NEXT, private=b"its record"))
+    assert asked() == [(1, 3)]
+    story.hear(say(story, ev.RecordKept, 1, ward=Rank(3), point=NEXT, private=b""))
     assert asked() == [(0, 3)]
 
 

@@ -16,7 +16,7 @@ from torchrelay.forecast.play.cutout import CutOut
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.model.job import MOVING
+from torchrelay.protocol.model.job import BEFORE_CUTOVER
 from torchrelay.protocol.placement.buddies import COPIES
 
 Later = tuple[float, ev.Event]  # seconds from now, and what is said then
@@ -120,7 +120,7 @@ class Crew:
             case od.Halt():
                 yield 0.1, self.report(who)
             case od.Decide(point=point, hand_over=hand_over):
-                took = self.settings.step_s if self.cut.job.phase in MOVING else 0.0
+                took = self.settings.step_s if self.cut.job.phase in BEFORE_CUTOVER else 0.0
                 private = b"private" if hand_over else b""
                 yield took, ev.WorkerReady(**who, point=point, private=private)
             case od.Recall(ward=ward, point=point):

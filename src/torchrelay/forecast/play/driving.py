@@ -22,7 +22,7 @@ from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import WorkerId
 from torchrelay.protocol.messages.orders import Fence, Order
 from torchrelay.protocol.model.incident import Resolution
-from torchrelay.protocol.model.job import MOVING, Job, JobPhase
+from torchrelay.protocol.model.job import BEFORE_CUTOVER, Job, JobPhase
 from torchrelay.protocol.model.roster import Life
 from torchrelay.protocol.placement.policy import DYING_MS, ENDING_MS
 from torchrelay.protocol.rules.cluster import advance
@@ -31,7 +31,7 @@ from torchrelay.protocol.rules.standing import StandingOrders
 HOUR_MS = 3_600_000
 PATIENCE_MS = 600_000  # how often the core is asked while something other than a recovery is under way
 WARNING = "forecast/warning"
-TRAINS = MOVING | {JobPhase.RUNNING}
+TRAINS = BEFORE_CUTOVER | {JobPhase.RUNNING}
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def way_of(cluster: Cluster, job: Job, move: Move, known: tuple[Leg, ...] = ()) 
         holder = job.seats[rank].worker
         worker = None if holder is None else cluster.workers.get(holder)
         # Of a rank that a fault has taken first the way is that from where it was.
-        if worker is not None and move.state is not MoveState.MOVING and move.outgoing_workers.get(rank) == holder:
+        if worker is not None and move.state is not MoveState.CUT_OVER and move.outgoing_workers.get(rank) == holder:
             leg = msgspec.structs.replace(leg, worker=worker.worker, node=worker.node, slot=worker.slot)
         name = move.targets.get(rank)
         target = None if name is None else cluster.workers.get(name)
@@ -107,7 +107,7 @@ def way_of(cluster: Cluster, job: Job, move: Move, known: tuple[Leg, ...] = ()) 
             leg = msgspec.structs.replace(
                 leg, to_worker=target.worker, to_node=target.node, to_slot=target.slot, prepared=target.prepared
             )
-        elif move.state is not MoveState.MOVING:
+        elif move.state is not MoveState.CUT_OVER:
             wish = job.requests.get(rank)
             to = None if wish is None else wish.to
             leg = msgspec.structs.replace(leg, to_worker=None, to_node=to, to_slot=None, prepared=False)

@@ -104,7 +104,7 @@ def why_elsewhere(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
     move = job.open_move
     if wish is None:
         request = job.requests.get(rank)
-        if move is not None and move.state is MoveState.MOVING and rank in move.ranks:
+        if move is not None and move.state is MoveState.CUT_OVER and rank in move.ranks:
             yield f"{move.name} moves it just now: {last_of(move)}"
         elif request is not None:
             yield f"{request.source} asked for it to leave {request.node}/{request.slot}, and then a fault came"

@@ -36,7 +36,7 @@ from torchrelay.protocol.health.stalls import Spot, Stalled, find_parting
 from torchrelay.protocol.health.wait_for_graph import DEFAULT, Position, Wait, WaitForGraph
 from torchrelay.protocol.messages.events import Event, NodeLost, PointCommitted, WorkerHung, WorkerRaised
 from torchrelay.protocol.messages.ids import START, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.model.job import MOVING, RECOVERING, TRAINING, Job, JobPhase
+from torchrelay.protocol.model.job import BEFORE_CUTOVER, RECOVERING, TRAINING, Job, JobPhase
 from torchrelay.protocol.model.roster import Life, Seat
 from torchrelay.protocol.model.state import Cluster
 
@@ -202,7 +202,7 @@ def judge_worker(company: Company, pulse: Pulse, now_ms: int) -> str:
         return stopped_too_long(pulse, now_ms) or stuck(company, pulse, now_ms)
     if job.phase not in TRAINING:
         return ""
-    if (company.finished and sample.phase is not WorkerPhase.FINISHED) or job.phase in MOVING:
+    if (company.finished and sample.phase is not WorkerPhase.FINISHED) or job.phase in BEFORE_CUTOVER:
         # Who has finished enters no collective any more, and waits for all others to finish. And who is to halt but is
         # stopped says nothing of the new generation: nobody could be seen to wait for it.
         stopped = stopped_too_long(pulse, now_ms)

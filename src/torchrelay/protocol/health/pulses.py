@@ -30,7 +30,7 @@ class Sample(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     phase_ms: int  # how long it has been in this phase
     step_ms: float  # how long its last step took
     collectives: int  # begun in the default group in this generation
-    beat_ms: int  # how long its control thread has been silent
+    beat_ms: int  # how long its control thread has been silent (not to be taken for the agent's own beat)
     process: str  # state letter of the kernel: R, S, D, T (stopped), Z
     cpu_ms: int  # CPU time used so far, children included
     main_ms: int = 0  # the same of its main thread and children alone

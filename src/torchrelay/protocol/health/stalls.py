@@ -35,7 +35,7 @@ class Spot(Struct, frozen=True, omit_defaults=True):
 
     line    of the script: "train.py:63"; empty if none is known
     call    of torch.distributed: "barrier"; "backward", in which gradients are reduced; empty if it is in neither
-    group   the key of the group that communicates (see `Stand.begun`)
+    group   the key of the group that communicates (see `Position.begun`)
     direct  from one rank to another
     kind    of the call of ours under way: "step" or "section"; empty outside
     """
@@ -48,7 +48,7 @@ class Spot(Struct, frozen=True, omit_defaults=True):
 
 
 class Stalled(Struct, frozen=True):
-    """A rank that has stood still for a while. `begun`: as in `Stand`, as far as it is known. `idle`: without work."""
+    """A rank that stands still. `begun`: as in `Position`, as far as it is known. `idle`: without work."""
 
     worker: WorkerId
     rank: Rank

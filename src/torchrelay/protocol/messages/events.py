@@ -1,6 +1,7 @@
 """What the protocol hears, in the past tense.
 
-Facts belong to a process incarnation (`WorkerId`) or a resource and are never dropped for being old.
+Facts belong to a process incarnation (`WorkerId`) or a resource and are not dropped for being old, but for what is said
+of the collectives of a generation that is over.
 Answers belong to a generation: an answer of another generation than the job's changes nothing.
 """
 

@@ -17,7 +17,7 @@ from torchrelay.protocol.model.table import Table
 
 
 class JobPhase(StrEnum):
-    """Where a job is. From RUNNING a fault leads to AGREEING, and each further one back to it."""
+    """Where a job is. `phases` has what leads from one to the next, and what a loss does in each."""
 
     STARTING = "starting"  # workers come up; nothing is wired
     RUNNING = "running"
@@ -34,9 +34,9 @@ class JobPhase(StrEnum):
 
 
 # A move that has not cut over: everybody trains, or stands at the boundary, in connections that nobody has touched.
-MOVING = frozenset({JobPhase.QUIESCING, JobPhase.HALTING, JobPhase.RELEASING})
+BEFORE_CUTOVER = frozenset({JobPhase.QUIESCING, JobPhase.HALTING, JobPhase.RELEASING})
 # Everybody trains, or is about to stand at the boundary of a move.
-TRAINING = MOVING | {JobPhase.RUNNING}
+TRAINING = BEFORE_CUTOVER | {JobPhase.RUNNING}
 RECOVERING = frozenset({JobPhase.AGREEING, JobPhase.PREPARING, JobPhase.RECONFIGURING, JobPhase.RESUMING})
 
 

@@ -1,4 +1,9 @@
-"""Moves: what a planned or pre-emptive migration is, as a value. What happens in one is in `migration`."""
+"""Moves: what a planned or pre-emptive migration is, as a value.
+
+`rules/migration` decides which ranks should move and prepares their targets, `placement/boundary` stops the job and
+cuts over, `recovery/ending` is where a fault comes in between. A move that is stopped in vain goes back to PREPARING
+and is tried again (`boundary.in_vain`, `call_off`); one that is given up is closed (`migration.abandon`, `give_up`).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ class MoveState(StrEnum):
     WAITING = "waiting"  # for room, or for its turn; why is said in the story
     PREPARING = "preparing"  # targets come up while training goes on
     STOPPING = "stopping"  # all are on the way to the boundary
-    MOVING = "moving"  # cut over: the targets hold their ranks
+    CUT_OVER = "cut over"  # the targets hold their ranks
     DONE = "done"
     CALLED_OFF = "called off"  # not wanted any more, or frozen; the outgoing workers went on
     RECOVERED = "recovered"  # a fault came first: the ranks that had to move were moved by its recovery
@@ -33,7 +38,7 @@ class MoveState(StrEnum):
 
 
 KEPT_MOVES = 64
-OPEN_MOVES = frozenset({MoveState.WAITING, MoveState.PREPARING, MoveState.STOPPING, MoveState.MOVING})
+OPEN_MOVES = frozenset({MoveState.WAITING, MoveState.PREPARING, MoveState.STOPPING, MoveState.CUT_OVER})
 
 
 class Taint(Struct, frozen=True):

@@ -1,8 +1,19 @@
 """Phases: the life of a job on one screen: what is asked in each, what counts, when it is over, what comes next.
 
-`speech` says what is asked, `answers` lets those through that count, recovery and moves go on when a phase is over. A
-fault in any phase but the first and the last three makes a new generation, which begins with AGREEING. The table of
-docs/protocol.md is printed from this one; what is asked of targets and outgoing workers of a move is told there.
+`speech` says what is asked, `answers` lets those through that count, recovery and moves go on when a phase is over. The
+table of docs/protocol.md is printed from this one; what is asked of targets and outgoing workers of a move is told
+there. At the end of HALTING the targets must stand at the boundary, too (`boundary`), and the cutover makes a new
+generation.
+
+The loss of a holder leaves the table's path (`ending.react`):
+
+    before the first wiring            all start again: STARTING
+    in FINISHING and later             nothing: the job is over
+    a replacement that is not ready    AGREEING, PREPARING: the next spare takes its place
+    nobody has reported yet            AGREEING: nothing more, all are being asked
+    else                               AGREEING in a new generation; under a freeze the job falls back
+
+A move that is called off before its cutover ends in RELEASING; what it was worth is in `MoveState`.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Seat(Struct, frozen=True, gc=False):
     shard: str = ""  # which part of the state it holds; unknown until a holder has joined
     finished: bool = False
     ended_at: Point | None = None  # the last point that it had committed when its script ended
-    held: str = ""  # a sum over its parameters then; empty: there was nothing to compare
+    checksum: str = ""  # of its parameters then; empty: there was nothing to compare
     home: NodeId | None = None  # the node it was given at the start
     private: tuple[PrivateRecord, ...] = ()  # what former holders of this rank left
     place: tuple[NodeId, int] | None = None  # where all begin anew: the slot that its last holder had

@@ -185,7 +185,7 @@ def cut_over(cluster: Cluster, job: Job, move: Move) -> Cluster:
         advanced_in=job.generation if advanced else job.advanced_in,
     )
     move = replace(move, targets=Table())
-    move = move.enter(MoveState.MOVING, now, f"cut over after {boundary}, generation {job.generation}")
+    move = move.enter(MoveState.CUT_OVER, now, f"cut over after {boundary}, generation {job.generation}")
     job = with_move(job, move)
     why = f"generation {job.generation}: all stand after {boundary}, and ranks have changed hands"
     return cluster.with_job(enter_next(job, now, why))
@@ -278,7 +278,7 @@ def release_outgoing_workers(cluster: Cluster, job: Job) -> Cluster:
 def finish_move(cluster: Cluster, job: Job) -> Cluster:
     """Training goes on in the new roster. A rank that went back to its outgoing worker is still to be moved."""
     move = job.open_move
-    if move is None or move.state is not MoveState.MOVING:
+    if move is None or move.state is not MoveState.CUT_OVER:
         return cluster.with_job(job)
     left = tuple(rank for rank in move.ranks if job.seats[rank].worker == move.outgoing_workers[rank])
     move = replace(move, moved=(*move.moved, *(rank for rank in move.ranks if rank not in left)))

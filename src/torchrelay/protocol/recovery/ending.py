@@ -8,7 +8,7 @@ from torchrelay.protocol.messages.events import PrivateRecord
 from torchrelay.protocol.messages.ids import START, Generation, JobId, Rank, WorkerId
 from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import Fault, Resolution
-from torchrelay.protocol.model.job import MOVING, Job, JobPhase, Outcome
+from torchrelay.protocol.model.job import BEFORE_CUTOVER, Job, JobPhase, Outcome
 from torchrelay.protocol.model.moves import MoveState
 from torchrelay.protocol.model.roster import Life, Seat
 from torchrelay.protocol.model.state import Cluster, is_over, keep_private, vacate_seat
@@ -74,7 +74,7 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
         return cluster.with_job(replace(job.with_seat(rank, vacate_seat(seat)), stop=stop))
     job = job.suffer(fault, now)
     job = give_back(cluster, job, rank) or job.with_seat(rank, vacate_seat(seat))
-    if cluster.freezes and job.phase in MOVING | {JobPhase.RUNNING}:
+    if cluster.freezes and job.phase in BEFORE_CUTOVER | {JobPhase.RUNNING}:
         return fall_back(cluster, job, f"frozen, so nothing is done about it: {fault.cause}", job.last_code)
     match job.phase:
         case JobPhase.STARTING | JobPhase.RECONFIGURING if job.resume_point is None:
@@ -146,7 +146,7 @@ def spend_targets(cluster: Cluster, job: Job) -> Cluster:
 def pause_move(job: Job, now_ms: int) -> Job:
     """A fault has come into a move: it goes on, if it is wanted still, when the fault is dealt with."""
     move = job.open_move
-    if move is None or move.state not in (MoveState.STOPPING, MoveState.MOVING):
+    if move is None or move.state not in (MoveState.STOPPING, MoveState.CUT_OVER):
         return job
     if move.state is MoveState.STOPPING:
         return with_move(job, move.enter(MoveState.PREPARING, now_ms, "a fault has come first: recovery"))

@@ -268,9 +268,9 @@ def acquire_ranks(cluster: Cluster, job: Job) -> Cluster | None:
             return wait_for_spare(cluster, job, stuck)
         if cluster.still_held(job.spec.job, rank) or held_back(cluster, job, rank):
             continue
-        incoming_for = incoming_for_of(cluster, job, rank)
-        if incoming_for is not None:
-            return inherit(cluster, job, rank, incoming_for)
+        target = target_of(cluster, job, rank)
+        if target is not None:
+            return inherit(cluster, job, rank, target)
         spare, reason = spare_for(cluster, job, rank, usable_spares(cluster, job), near=last_node(job, rank))
         if spare is not None:
             return take(cluster, job.tell(cluster.now_ms, reason), rank, spare.worker)
@@ -294,7 +294,7 @@ def reseat(cluster: Cluster, job: Job) -> Cluster | None:
     return cluster
 
 
-def incoming_for_of(cluster: Cluster, job: Job, rank: Rank) -> Worker | None:
+def target_of(cluster: Cluster, job: Job, rank: Rank) -> Worker | None:
     """The target that a move has appointed for this rank, if it can be used."""
     move = job.open_move
     worker = None if move is None else cluster.workers.get(move.targets.get(rank, WorkerId("")))
@@ -305,22 +305,22 @@ def incoming_for_of(cluster: Cluster, job: Job, rank: Rank) -> Worker | None:
     return None if strayed else worker
 
 
-def inherit(cluster: Cluster, job: Job, rank: Rank, incoming_for: Worker) -> Cluster:
+def inherit(cluster: Cluster, job: Job, rank: Rank, target: Worker) -> Cluster:
     """The rank's holder was lost while its target was being prepared: that is the best of all spares.
 
     One that is prepared may have been told where to go: it is asked how far it was brought, like a survivor.
     """
     move = job.open_move
     assert move is not None, "a move has appointed it"
-    text = f"rank {rank} moves to {incoming_for.worker} on {incoming_for.node}, the target of {move.name}"
+    text = f"rank {rank} moves to {target.worker} on {target.node}, the target of {move.name}"
     job = with_move(job, replace(move, targets=move.targets.drop(rank))).tell(cluster.now_ms, text)
-    cluster = cluster.with_worker(replace(incoming_for, incoming_for=None))
-    cluster = take(cluster, job, rank, incoming_for.worker)
-    if not incoming_for.prepared and not incoming_for.shard:
+    cluster = cluster.with_worker(replace(target, incoming_for=None))
+    cluster = take(cluster, job, rank, target.worker)
+    if not target.prepared and not target.shard:
         return cluster
     job = cluster.jobs[job.spec.job]
-    seat = replace(job.seats[rank], joined=True, shard=incoming_for.shard or job.seats[rank].shard)
-    if incoming_for.prepared and job.phase is JobPhase.AGREEING:
+    seat = replace(job.seats[rank], joined=True, shard=target.shard or job.seats[rank].shard)
+    if target.prepared and job.phase is JobPhase.AGREEING:
         seat = replace(seat, assigned_in=Generation(job.generation - 1))
     return cluster.with_job(job.with_seat(rank, seat))
 

@@ -5,8 +5,8 @@
     RECONFIGURING   everybody is connected, and holds the state of the resume point
     RESUMING   everybody trains on              -> RUNNING
 
-`progress` moves a job on as far as what is known allows; it is called after every event, so the order in which facts
-and answers arrive does not matter.
+`progress_recovery` takes a job on, as far as what is known allows; it is called after every event, so the order in
+which facts and answers arrive does not matter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, Wor
 from torchrelay.protocol.messages.orders import Verdict
 from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import Fault, Mark, Resolution
-from torchrelay.protocol.model.job import MOVING, Job, JobPhase
+from torchrelay.protocol.model.job import BEFORE_CUTOVER, Job, JobPhase
 from torchrelay.protocol.model.phases import enter_next, is_complete, still_lacking
 from torchrelay.protocol.model.roster import Life, Seat, Worker
 from torchrelay.protocol.model.state import Cluster
@@ -60,7 +60,7 @@ BEGUN_ANEW = "begin anew from the snapshots of"
 
 
 def progress_recovery(cluster: Cluster, job: Job) -> Cluster:
-    """One move, if one is due; the same cluster if not."""
+    """One step of it, if one is due; the same cluster if not."""
     match job.phase:
         case JobPhase.RUNNING:
             return watch_running(cluster, job)
@@ -123,7 +123,7 @@ def mend(cluster: Cluster, job: Job, broken: Fault) -> Cluster:
     if cluster.now_ms - job.broken_ms < job.spec.collective_grace_ms:
         return cluster
     job = job.suffer(broken, cluster.now_ms)
-    if cluster.freezes and job.phase in MOVING | {JobPhase.RUNNING}:
+    if cluster.freezes and job.phase in BEFORE_CUTOVER | {JobPhase.RUNNING}:
         return fall_back(cluster, job, f"frozen, so nothing is done about it: {broken.cause}", job.last_code)
     return interrupt_job(cluster, job, "a connection broke, and every worker is alive")
 

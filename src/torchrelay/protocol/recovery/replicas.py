@@ -15,7 +15,7 @@ from msgspec import Struct
 from torchrelay.protocol.messages.events import Effect, ReplicasDiffer, TaintSet
 from torchrelay.protocol.messages.ids import Rank
 from torchrelay.protocol.model.incident import Fault
-from torchrelay.protocol.model.job import MOVING, JobPhase
+from torchrelay.protocol.model.job import BEFORE_CUTOVER, JobPhase
 from torchrelay.protocol.model.roster import Seat
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.placement.taints import taint_set
@@ -62,7 +62,9 @@ def differing_at_the_end(seats: Iterable[tuple[Rank, Seat]]) -> str:
 
     What a script has changed itself after its last step is not told, nor what nobody had to compare.
     """
-    verdict = judge_replicas((rank, f"{seat.shard} at {seat.ended_at}", seat.held) for rank, seat in seats if seat.held)
+    verdict = judge_replicas(
+        (rank, f"{seat.shard} at {seat.ended_at}", seat.checksum) for rank, seat in seats if seat.checksum
+    )
     named = verdict.doubtful or verdict.differing
     if not named:
         return ""
@@ -77,8 +79,8 @@ def replicas_differ(cluster: Cluster, event: ReplicasDiffer) -> Cluster:
     if job is None or not job.is_held_by(event.worker, event.rank):
         return cluster
     # For a move a new generation begins in the old connections: who has not heard of it yet speaks of the one before.
-    known = (job.generation, job.generation - 1) if job.phase in MOVING else (job.generation,)
-    if event.generation not in known or job.phase not in MOVING | {JobPhase.RESUMING, JobPhase.RUNNING}:
+    known = (job.generation, job.generation - 1) if job.phase in BEFORE_CUTOVER else (job.generation,)
+    if event.generation not in known or job.phase not in BEFORE_CUTOVER | {JobPhase.RESUMING, JobPhase.RUNNING}:
         return cluster
     now = cluster.now_ms
     if not event.ranks:

@@ -121,9 +121,6 @@ def record(cluster: Cluster, job: Job, group: Sequence[Request]) -> Job:
     return replace(job, moves=moves[-KEPT_MOVES:], moved=move.number)
 
 
-__all__ = ["move_asked", "move_withdrawn", "weigh_requests"]
-
-
 def ranks_in_question(cluster: Cluster, job: Job) -> list[Rank]:
     """Ranks that something may be wished for: on a tainted node, asked for, or away from home. In order."""
     if job.spec.return_home:
@@ -131,3 +128,6 @@ def ranks_in_question(cluster: Cluster, job: Job) -> list[Rank]:
     nodes = {taint.node for taint in cluster.taints.values() if taint.effect is Effect.NO_EXECUTE}
     there = {worker.rank for node in nodes for worker in cluster.on_node(node) if worker.job == job.spec.job}
     return sorted({rank for rank in there if rank is not None} | set(job.requests))
+
+
+__all__ = ["move_asked", "move_withdrawn", "ranks_in_question", "weigh_requests"]

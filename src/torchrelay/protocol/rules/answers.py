@@ -1,6 +1,7 @@
-"""Answers: what those who were asked say. They count only from the worker that holds the rank, in the job's generation.
+"""Answers: what those who were asked say. They count in the job's generation, in a phase that asks for them, and once.
 
-They count once, and only in a phase that asks for them; whoever repeats one changes nothing.
+They are the holder's, but for two: the target of a move tells that it stands at the boundary (`stood_at_boundary`), and
+an outgoing worker may have the record of another rank (`record_kept`). Whoever repeats an answer changes nothing.
 """
 
 from __future__ import annotations
@@ -153,14 +154,16 @@ def worker_resumed(cluster: Cluster, event: ev.WorkerResumed) -> Cluster:
 
 
 def worker_finished(cluster: Cluster, event: ev.WorkerFinished) -> Cluster:
-    """The script ended with 0. It may have finished in any phase: the answer also proves that it had resumed."""
+    """The script ended with 0, in any of the phases in which scripts run: it also proves that it had resumed."""
     found = answering(cluster, event)
     if found is None:
         return cluster
     job, seat = found
     if not seat.resumed:
         job = job.mark_last(Mark.RESUMED, job.moment(cluster.now_ms))
-    job = job.with_seat(event.rank, replace(seat, finished=True, resumed=True, ended_at=event.point, held=event.held))
+    job = job.with_seat(
+        event.rank, replace(seat, finished=True, resumed=True, ended_at=event.point, checksum=event.held)
+    )
     if job.phase is JobPhase.STARTING and not job.seats.any(facts.has_not_finished):
         why = "every rank has finished without being wired"
         job = job.enter(JobPhase.FINISHING, cluster.now_ms, why)

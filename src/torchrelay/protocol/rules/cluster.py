@@ -1,7 +1,7 @@
 """One door: `advance(cluster, event, now_ms)`. What is not in the table of rules is ignored on purpose.
 
-Facts change the state whatever the generation. Answers count only from the worker that holds the rank, in the job's
-generation, and only once; whoever repeats an answer changes nothing.
+Facts change the state whatever the generation (but what a collective of an old one told is of no account any more).
+Answers count only in the job's generation, and only once; see `answers` for whose.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchrelay.protocol.messages.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.messages.orders import Order
 from torchrelay.protocol.model.deaths import MISMATCH, death_of, remember_death, same_death_twice
 from torchrelay.protocol.model.incident import Fault, Mark
-from torchrelay.protocol.model.job import MOVING, RECOVERING, Job, JobPhase, Raised
+from torchrelay.protocol.model.job import BEFORE_CUTOVER, RECOVERING, Job, JobPhase, Raised
 from torchrelay.protocol.model.roster import Life, Node, Seat
 from torchrelay.protocol.model.state import Cluster, exit_text, is_over, mark_started, seat_of
 from torchrelay.protocol.model.table import Table
@@ -205,7 +205,7 @@ def trained_to_death(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
         return cluster
     job, rank = found
     comes = job.phase is JobPhase.PREPARING and is_expendable(job.seats[rank])
-    if not comes and job.phase not in MOVING | {JobPhase.RUNNING, JobPhase.RESUMING}:
+    if not comes and job.phase not in BEFORE_CUTOVER | {JobPhase.RUNNING, JobPhase.RESUMING}:
         return cluster
     death = death_of(event, rank, exit_text(event), job.resume_point if comes else None)
     return cluster if death is None else cluster.with_job(replace(job, deaths=remember_death(job.deaths, death)))
@@ -311,14 +311,14 @@ def collective_failed(cluster: Cluster, event: ev.CollectiveFailed) -> Cluster:
         return cluster
     job, rank = found
     # For a move a new generation begins in the old connections: who has not heard of it yet speaks of the one before.
-    known = (job.generation, job.generation - 1) if job.phase in MOVING else (job.generation,)
+    known = (job.generation, job.generation - 1) if job.phase in BEFORE_CUTOVER else (job.generation,)
     incident = job.open_incident
     if incident is not None and event.generation == incident.generation and job.phase in RECOVERING:
         # The echo of a fault that is known by now: it may be heard first, and then say when that was.
         return cluster.with_job(job.mark_first(Mark.FAULT, job.moment(cluster.now_ms, event.age_ms)))
     if event.generation not in known or job.broken is not None:
         return cluster
-    if job.phase not in MOVING | {JobPhase.RESUMING, JobPhase.RUNNING}:
+    if job.phase not in BEFORE_CUTOVER | {JobPhase.RESUMING, JobPhase.RUNNING}:
         return cluster
     now = cluster.now_ms
     at = job.moment(now, event.age_ms)
@@ -438,8 +438,8 @@ RULES: dict[type[ev.Event], Callable[[Cluster, Any], Cluster]] = {
     ev.WorkerFinished: answers.worker_finished,
 }
 
-# A bound on how far one event can move things; reaching it is a defect.
-MOVES = 10_000
+# A bound on how far one event can take things; reaching it is a defect.
+STEPS = 10_000
 
 
 def advance(cluster: Cluster, event: ev.Event, now_ms: int, *, more: bool = False) -> Cluster:
@@ -454,8 +454,8 @@ def advance(cluster: Cluster, event: ev.Event, now_ms: int, *, more: bool = Fals
 
 
 def settle(cluster: Cluster) -> Cluster:
-    """Make every move that is due now, until none is left."""
-    for _ in range(MOVES):
+    """Take every step that is due now, until none is left."""
+    for _ in range(STEPS):
         before = cluster
         cluster = expire_taints(cluster)
         for job_id in sorted(cluster.jobs):

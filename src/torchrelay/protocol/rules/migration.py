@@ -3,7 +3,7 @@
     wishes     read off the state: taints with NoExecute, what operators asked for (`requests`), the way home
     a move     WAITING until there is room and leave to act; PREPARING until every target is prepared; then the boundary
 
-`migrate` is called after every event and makes one change at a time, like `progress`.
+`progress_migration` is called after every event and makes one change at a time, like `progress_recovery`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def worker_prepared(cluster: Cluster, event: ev.WorkerPrepared) -> Cluster:
     if move is None:
         return cluster
     text = f"target {known.worker} of rank {known.incoming_for} is prepared" + (f": {event.note}" if event.note else "")
-    return with_move(cluster, job, move.tell(cluster.now_ms, text))
+    return keep_move(cluster, job, move.tell(cluster.now_ms, text))
 
 
 # ---------------------------------------------------------------- wishes
@@ -188,7 +188,7 @@ def progress_migration(cluster: Cluster, job_id: JobId) -> Cluster:
         return cluster if move is None else abandon(cluster, job, move, MoveState.CALLED_OFF, "the job has finished")
     if move is None:
         return open_move(cluster, job)
-    if move.state is MoveState.MOVING:
+    if move.state is MoveState.CUT_OVER:
         return cluster
     tended = tend(cluster, job, move)
     if tended is not None:
@@ -198,7 +198,7 @@ def progress_migration(cluster: Cluster, job_id: JobId) -> Cluster:
     return wait(cluster, job, move) if move.state is MoveState.WAITING else prepare_targets(cluster, job, move)
 
 
-def with_move(cluster: Cluster, job: Job, move: Move) -> Cluster:
+def keep_move(cluster: Cluster, job: Job, move: Move) -> Cluster:
     """The job with its newest move as it is now."""
     return cluster.with_job(replace(job, moves=(*job.moves[:-1], move)))
 
@@ -263,21 +263,21 @@ def wait(cluster: Cluster, job: Job, move: Move) -> Cluster:
     yet = [rank for rank in move.ranks if rank in job.requests or not lost_first(job, move, rank)]
     still = [rank for rank in yet if rank in wanted]
     if not wanted or (not still and state is MoveState.RECOVERED):
-        return with_move(cluster, job, move.close(state, cluster.now_ms, ending(cluster, job, move)))
+        return keep_move(cluster, job, move.close(state, cluster.now_ms, ending(cluster, job, move)))
     kind, ranks, reason = choose_group(cluster, job, wanted)
     relieved = [rank for rank in move.outgoing_workers if rank not in still and lost_first(job, move, rank)]
     if {*relieved, *move.moved} & set(ranks):  # one should be elsewhere again: that is another move
         why = parting(cluster, job, move, relieved, still)
-        return with_move(cluster, job, move.close(MoveState.RECOVERED, cluster.now_ms, why))
+        return keep_move(cluster, job, move.close(MoveState.RECOVERED, cluster.now_ms, why))
     move = tell_faults(cluster, job, move, still)
     former = [(rank, who) for rank, who in move.outgoing_workers.items() if rank in relieved or rank in move.moved]
     move = aim(job, replace(move, reason=reason), kind, ranks, wanted)
     move = replace(move, outgoing_workers=Table((*former, *move.outgoing_workers.items())))
     why = objection(cluster, job, move, wanted)
     if why:
-        return with_move(cluster, job, move.tell(cluster.now_ms, f"waits: {why}"))
+        return keep_move(cluster, job, move.tell(cluster.now_ms, f"waits: {why}"))
     text = f"prepares rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} while training goes on"
-    return with_move(cluster, job, move.enter(MoveState.PREPARING, cluster.now_ms, text))
+    return keep_move(cluster, job, move.enter(MoveState.PREPARING, cluster.now_ms, text))
 
 
 def parting(cluster: Cluster, job: Job, move: Move, relieved: Sequence[Rank], still: Sequence[Rank]) -> str:
@@ -351,13 +351,13 @@ def tend(cluster: Cluster, job: Job, move: Move) -> Cluster | None:
         to = wanted[rank].to if rank in wanted else None
         if worker is not None and to not in (None, worker.node):  # an operator has thought of another node
             move = replace(move, targets=move.targets.drop(rank), to=move.to.put(rank, to))
-            return with_move(cluster.fence(target), job, move.tell(cluster.now_ms, f"rank {rank} is to go to {to}"))
+            return keep_move(cluster.fence(target), job, move.tell(cluster.now_ms, f"rank {rank} is to go to {to}"))
         if worker is None or worker.life is Life.FENCING:
             return lost_target(cluster, job, move, rank, f"target {target} of rank {rank} is lost")
         if worker.brought is not None and job.phase is JobPhase.RUNNING:
             move = replace(move, targets=move.targets.drop(rank))
             move = move.tell(cluster.now_ms, f"target {target} was brought to {worker.brought}: training is further")
-            return with_move(cluster.fence(target), job, move)
+            return keep_move(cluster.fence(target), job, move)
         if is_closed(cluster, worker.node, worker.slot):
             cluster = cluster.fence(target)
             return lost_target(cluster, job, move, rank, f"the place of target {target} is tainted by now")
@@ -423,7 +423,7 @@ def narrow(cluster: Cluster, job: Job, move: Move, still: tuple[Rank, ...], gone
     unwanted = set(gone) - set(lost)
     kept = Table((rank, who) for rank, who in move.outgoing_workers.items() if rank not in unwanted)
     move = replace(move, ranks=still, outgoing_workers=kept)
-    cluster = with_move(cluster, job, move.tell(cluster.now_ms, told))
+    cluster = keep_move(cluster, job, move.tell(cluster.now_ms, told))
     job = cluster.jobs[job.spec.job]
     if job.phase in (JobPhase.QUIESCING, JobPhase.HALTING):
         return call_off(cluster, job, text, MoveState.PREPARING)
@@ -433,7 +433,7 @@ def narrow(cluster: Cluster, job: Job, move: Move, still: tuple[Rank, ...], gone
 def lost_target(cluster: Cluster, job: Job, move: Move, rank: Rank, why: str) -> Cluster:
     """The next spare is prepared, until this has happened too often. The outgoing worker has noticed nothing."""
     move = replace(move, targets=move.targets.drop(rank), tries=move.tries + 1).tell(cluster.now_ms, why)
-    cluster = with_move(cluster, job, move)
+    cluster = keep_move(cluster, job, move)
     job = cluster.jobs[job.spec.job]
     if move.tries >= TRIES:
         return abandon(cluster, job, move, MoveState.FAILED, f"given up after {move.tries} tries: {why}")
@@ -450,11 +450,11 @@ def abandon(cluster: Cluster, job: Job, move: Move, state: MoveState, why: str) 
     if state is MoveState.FAILED:
         move = replace(move, again_ms=cluster.now_ms + REST_MS)
         job = give_up(job, move, cluster.now_ms)
-    cluster = with_move(cluster, job, move)
+    cluster = keep_move(cluster, job, move)
     job = cluster.jobs[job.spec.job]
     if job.phase in (JobPhase.QUIESCING, JobPhase.HALTING):
         return call_off(cluster, job, why, state)
-    return with_move(cluster, job, move.close(state, cluster.now_ms, why))
+    return keep_move(cluster, job, move.close(state, cluster.now_ms, why))
 
 
 def prepare_targets(cluster: Cluster, job: Job, move: Move) -> Cluster:
@@ -482,14 +482,14 @@ def wait_again(cluster: Cluster, job: Job, move: Move, why: str) -> Cluster:
     for target in move.targets.values():
         cluster = cluster.fence(target)
     move = replace(move, targets=Table()).enter(MoveState.WAITING, cluster.now_ms, why)
-    return with_move(cluster, job, move)
+    return keep_move(cluster, job, move)
 
 
 def appoint(cluster: Cluster, job: Job, move: Move, rank: Rank, spare: WorkerId, reason: str) -> Cluster:
     """This spare becomes the target of a rank: it takes on the rank's identity, and can have no other."""
     worker = replace(cluster.workers[spare], incoming_for=rank, since_ms=cluster.now_ms)
     move = replace(move, targets=move.targets.put(rank, spare)).tell(cluster.now_ms, reason)
-    return with_move(cluster.with_worker(worker), job, move)
+    return keep_move(cluster.with_worker(worker), job, move)
 
 
 __all__ = ["progress_migration", "wishes_to_move", "worker_prepared"]
