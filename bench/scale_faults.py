@@ -1,5 +1,6 @@
 """What a large job lives through: faults and a move over the real wire, one after the other, in one job.
 
+    a loss and echo    a worker ends, and all others tell that their collective has failed
     two losses         two workers of different nodes end at the same moment
     second in PHASE    another worker ends when the first order of that phase has come
     move               a node with all its ranks is drained
@@ -81,6 +82,12 @@ class Trials:
         one, other = self.victims(2)
         return float(min(self.stage.ask("kill", [(one, 0), (other, 1)])))
 
+    def echoed(self, _generation: int) -> float:
+        (one,) = self.victims(1)
+        at = float(min(self.stage.ask("kill", [(one, 0)])))
+        self.stage.ask("echo")
+        return at
+
     def second_in(self, phase: str) -> Callable[[int], float]:
         def act(generation: int) -> float:
             one, other = self.victims(2)
@@ -108,7 +115,8 @@ class Trials:
 def measure(stage: Stage, limit_s: float) -> list[dict[str, float | str]]:
     """All of them. The stage has `SPARE_NODES` nodes more than the job needs."""
     trials = Trials(stage, limit_s)
-    acts: list[tuple[str, Callable[[int], float]]] = [("two losses", trials.two_losses)]
+    acts: list[tuple[str, Callable[[int], float]]] = [("a loss with its echo", trials.echoed)]
+    acts += [("two losses", trials.two_losses)]
     acts += [(f"second loss in {phase}", trials.second_in(phase)) for phase in PHASES]
     acts += [(f"move of {stage.slots} ranks", trials.move), ("a node", trials.nodes_lost(1))]
     acts += [(f"a rack of {RACK} nodes", trials.nodes_lost(RACK))]

@@ -253,6 +253,18 @@ class Player:
         private = (ev.PrivateRecord(at, b"p"), ev.PrivateRecord(at.after_step(), b"p"))
         await self.tell(ev.WorkerExited(worker=name, node=self.node, signal=9, cause="SIGKILL", private=private))
 
+    async def echo(self) -> None:
+        """All its workers tell that their collective failed, as those of a lost peer do."""
+        said = [
+            ev.CollectiveFailed(
+                worker=name, job=JOB, rank=one.rank, generation=one.generation, summary="connection closed by peer"
+            )
+            for name, one in self.workers.items()
+            if one.rank is not None
+        ]
+        if said:
+            await self.tell(*said)
+
     async def vanish(self) -> None:
         """The node is gone with all that ran there."""
         self.lost = True
@@ -303,6 +315,9 @@ class Troupe:
             for number, slot in more[0]:
                 if number in self.players:
                     await self.players[number].kill(slot)
+        elif word == "echo":
+            for player in self.players.values():
+                await player.echo()
         elif word == "vanish":
             for number in more[0]:
                 if number in self.players:

@@ -443,7 +443,9 @@ class WorkerFinished(Answer, frozen=True, tag=True, kw_only=True):
 
 
 # What workers tell, as their agents pass it on: in a large job mostly many at a time, and then heard together.
-WORKERS_TELL = (Answer, WorkerStarted, WorkerWarm, WorkerPrepared, WorkerJoined, WorkerExited)
+WORKERS_TELL = (
+    Answer, WorkerStarted, WorkerWarm, WorkerPrepared, WorkerJoined, WorkerExited, WorkerRaised, CollectiveFailed,
+)  # fmt: skip
 
 AnyEvent = (
     JobSubmitted

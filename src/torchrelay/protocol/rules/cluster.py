@@ -286,13 +286,15 @@ def judge_raised(cluster: Cluster, job_id: JobId) -> Cluster:
     if is_over(job):
         return cluster
     for entry in job.raised:
+        if entry.code is None:
+            continue
         same = [
             other
             for other in job.raised
             if other.signature == entry.signature and other.point == entry.point and other.worker != entry.worker
             if not (other.cramped or entry.cramped)
         ]
-        if entry.code is not None and same:
+        if same:
             both = f"ranks {entry.rank} and {same[0].rank}"
             if same[0].rank == entry.rank:
                 both = f"two workers that held rank {entry.rank}"
