@@ -3,6 +3,9 @@
     start    all attach, the job is submitted, and all ranks are told to go on
     at rest  all beat; the orchestrator's share of a core
     kills    a worker ends; from its WorkerExited to the last Interrupt, and to the last Resume
+    burnt    the largest job again, with one core burnt beside
+    faults   losses in every phase, a move, a node, a rack (`scale_faults`)
+    journal  what a recovery writes, and how soon an orchestrator starts from a day of it (`scale_journal`)
     core     the core alone, in process: how its costs grow with the ranks (`scale_core`)
 
 Players have a few processes of their own on the same cores: what they take is not the orchestrator's.
@@ -12,27 +15,23 @@ from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
-import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import msgspec
 
 import scale_core
-import scale_orchestrator
+import scale_faults
+import scale_journal
 from figures import finish, progress
-from scale_players import JOB, STEP_S, perform
-from torchrelay.api.endpoint import TOKEN, read_endpoint
+from scale_players import JOB
+from scale_stage import Stage, wait_for
 from torchrelay.client.client import Client
 from torchrelay.protocol.messages.events import JobSpec
 
@@ -40,103 +39,6 @@ SIZES = (32, 128, 512, 1024, 2048)
 SLOTS = 8
 CORE_NODES = (33, 129, 513, 2_049)  # one of them with spares
 CORE_KILLS = 3
-
-
-class Stage:
-    """An orchestrator and its players."""
-
-    def __init__(self, run_dir: Path, nodes: int, slots: int, processes: int, spare_nodes: int = 0) -> None:
-        self.run_dir, self.nodes, self.slots = run_dir, nodes, slots
-        self.ranks, self.spares = (nodes - spare_nodes) * slots, spare_nodes * slots
-        self._troupes: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
-        words = [sys.executable, str(Path(scale_orchestrator.__file__)), "--run-dir", str(run_dir)]
-        self._process = subprocess.Popen(words)
-        self._processes = processes
-        self._step, self._began_s = 0, 0.0
-
-    def open(self, limit_s: float) -> None:
-        """Let all agents attach."""
-        wait_for(lambda: read_endpoint(self.run_dir) is not None, limit_s, "the orchestrator does not listen")
-        endpoint = read_endpoint(self.run_dir)
-        assert endpoint is not None, "just seen"
-        token = (self.run_dir / TOKEN).read_text().strip()
-        context = multiprocessing.get_context("spawn")
-        each = -(-self.nodes // self._processes)
-        for first in range(0, self.nodes, each):
-            numbers = range(first, min(first + each, self.nodes))
-            ours, theirs = context.Pipe()
-            troupe = context.Process(
-                target=perform, args=(theirs, endpoint.url, token, numbers, self.nodes, self.slots), daemon=True
-            )
-            troupe.start()
-            self._troupes.append((troupe, ours))
-        wait_for(lambda: sum(self.ask("attached")) == self.nodes, limit_s, "not all agents attach")
-
-    def ask(self, word: str, *more: Any) -> list[Any]:
-        """Ask the players of all processes."""
-        for _, pipe in self._troupes:
-            pipe.send((word, *more))
-        return [pipe.recv() for _, pipe in self._troupes]
-
-    def train(self) -> None:
-        """All train on."""
-        self._began_s = time.monotonic()
-        self.ask("train", self._began_s)
-
-    def stand(self) -> None:
-        """All stand at the same point."""
-        self._step += int((time.monotonic() - self._began_s) / STEP_S)
-        self.ask("stand", self._step)
-
-    def seen(self, kind: str, generation: int) -> tuple[int, float]:
-        """How many orders of this kind have come, and when the last of them."""
-        found = [one[kind, generation] for one in self.ask("seen") if (kind, generation) in one]
-        return int(sum(one[0] for one in found)), max((one[2] for one in found), default=0.0)
-
-    def generation(self) -> int:
-        return max(int(generation) for one in self.ask("seen") for _, generation in one)
-
-    def cpu_s(self) -> float:
-        """Of the orchestrator, so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def memory_mb(self) -> float:
-        """Of the orchestrator, now."""
-        return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-    def noted(self) -> scale_orchestrator.Noted:
-        """What the orchestrator sent and heard, and when."""
-        path = self.run_dir / scale_orchestrator.NOTES
-        path.unlink(missing_ok=True)
-        self._process.send_signal(signal.SIGUSR1)
-        wait_for(path.exists, 30.0, "the orchestrator does not tell what it noted")
-        return msgspec.json.decode(path.read_bytes(), type=scale_orchestrator.Noted)
-
-    def false_losses(self) -> int:
-        """Nodes that were given up although they beat: so many connections had to be made anew."""
-        log = self.run_dir / "logs" / "orchestrator.log"
-        return log.read_text().count(" is lost") + sum(int(one[3]) for one in self.ask("counts"))
-
-    def close(self) -> None:
-        """End the processes that were started here."""
-        for _, pipe in self._troupes:
-            pipe.send(("stop",))
-        for troupe, _ in self._troupes:
-            troupe.join(10)
-            if troupe.is_alive():
-                troupe.kill()
-                troupe.join()
-        self._process.kill()
-        self._process.wait()
-
-
-def wait_for(fact: Callable[[], bool], limit_s: float, otherwise: str) -> None:
-    until = time.monotonic() + limit_s
-    while not fact():
-        if time.monotonic() > until:
-            raise TimeoutError(f"{otherwise} within {limit_s:g} s")
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -218,7 +120,7 @@ def measure(nodes: int, options: argparse.Namespace) -> dict[str, float]:
         for kill in range(options.kills):
             progress(f"{nodes} agents: kill {kill + 1} of {options.kills}")
             kills.append(killed(stage, (7 * kill + 3) % nodes, options.limit))
-            time.sleep(2)  # a job trains between two faults
+            time.sleep(8)  # a job trains between two faults, and its journal is tidied
         for name in kills[0] if kills else ():
             figures[name] = median(one[name] for one in kills)
         figures["interrupt_p99_ms"] = max(one["interrupt_ms"] for one in kills) if kills else math.nan
@@ -234,6 +136,38 @@ def slope(rows: list[dict[str, float]], cost: str) -> float:
     return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)
 
 
+@contextmanager
+def burning(processes: int) -> Iterator[None]:
+    """So many cores are burnt beside."""
+    words = [sys.executable, "-c", "while True: pass"]
+    started_here = [subprocess.Popen(words) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in started_here:
+            process.kill()
+            process.wait()
+
+
+def burnt(nodes: int, options: argparse.Namespace) -> dict[str, float]:
+    """The largest job with one core burnt beside: start, rest, a kill. Nobody that beats may be given up."""
+    with staged(nodes, options) as stage, burning(1):
+        progress(f"{nodes} agents, one core burnt: start, rest, a kill")
+        started(stage, options.limit)
+        time.sleep(options.watch)
+        found = killed(stage, 3, options.limit)
+        return {"burnt_resume_ms": found["resume_ms"], "burnt_false_losses": stage.false_losses()}
+
+
+def faults(nodes: int, options: argparse.Namespace) -> list[dict[str, float | str]]:
+    """What a job of this size lives through (`scale_faults`)."""
+    with staged(nodes, options, scale_faults.SPARE_NODES) as stage:
+        progress(f"{nodes} agents: start")
+        started(stage, options.limit)
+        time.sleep(5)  # some steps are committed
+        return scale_faults.measure(stage, options.limit)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="agents")
@@ -242,18 +176,24 @@ def main() -> None:
     parser.add_argument("--watch", type=float, default=20.0, help="seconds at rest")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that anything may take")
     parser.add_argument("--processes", type=int, default=2, help="of players")
+    parser.add_argument("--faults-at", type=int, default=1024, help="agents of the job with faults; 0: none")
+    parser.add_argument("--incidents", type=int, default=50, help="of the day in the journal; 0: none")
     options = parser.parse_args()
     rows: list[dict[str, float]] = []
     for nodes in options.sizes:
         rows.append(measure(nodes, options))
         print(msgspec.json.encode(rows[-1]).decode(), flush=True)
-    figures = dict(rows[-1])
+    figures = dict(rows[-1]) | burnt(options.sizes[-1], options)
     if len(rows) > 1:
         figures["wire_slope"] = slope(rows, "recovery_cpu_s")
+    lived = faults(options.faults_at, options) if options.faults_at else []
+    if options.incidents:
+        day = scale_journal.measure(CORE_NODES[-1], options.incidents)
+        figures |= {f"journal_{name}": value for name, value in day.items()}
     progress("the core alone")
     core = [scale_core.measure(nodes, CORE_KILLS) for nodes in CORE_NODES]
     figures |= {f"{name}_slope": slope(core, f"{name}_ms") for name in ("recovery", "event", "tick")}
-    finish("scale", figures, sizes=rows, core=core)
+    finish("scale", figures, sizes=rows, faults=lived, core=core)
 
 
 if __name__ == "__main__":

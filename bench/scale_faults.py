@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from figures import progress
-from scale import Stage, wait_for
 from scale_players import JOB
+from scale_stage import Stage, wait_for
 from torchrelay.client.client import Client
 
 RACK = 16  # nodes
