@@ -2,6 +2,7 @@
 
     python -m torchrelay.simulation --seeds 10000 --jobs 2
     python -m torchrelay.simulation --seed 7 --story
+    python -m torchrelay.simulation --seed 7 --nodes 512
 
 Exits with 0 if no invariant was violated, with 1 if one was, with 3 if the seeds did not reach all that they must.
 """
@@ -24,7 +25,7 @@ from torchrelay.protocol.model.job import BEFORE_CUTOVER, RECOVERING, JobPhase
 from torchrelay.protocol.model.moves import OPEN_MOVES, MoveState
 from torchrelay.protocol.recovery.ending import NO_SPARE, NO_STATE, REFUSED, STOPPED
 from torchrelay.simulation.model.plans import FaultKind, Lack, Plan
-from torchrelay.simulation.world import Result, run_seed
+from torchrelay.simulation.world import Result, run_large, run_seed
 from torchrelay.terminal.progress import progress
 
 CHUNK = 50
@@ -88,12 +89,16 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (default 0)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to use (default 1)")
     parser.add_argument("--seed", type=int, metavar="SEED", help="one schedule only")
+    parser.add_argument("--nodes", type=int, metavar="N", help="with --seed: a job on so many nodes of eight ranks")
     parser.add_argument("--story", action="store_true", help="tell what happens in it")
     options = parser.parse_args()
     if options.seeds < 1 or options.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
+    if options.nodes is not None and (options.nodes < 4 or options.seed is None):
+        parser.error("--nodes must be at least 4, and goes with --seed")
     if options.seed is not None:
-        result = run_seed(options.seed, story=True)
+        large = options.nodes is not None
+        result = run_large(options.seed, options.nodes, story=True) if large else run_seed(options.seed, story=True)
         show(result, 10**9 if options.story else SHOWN_LINES)
         return 1 if result.violation else 0
     began = time.monotonic()
@@ -129,6 +134,8 @@ HALTS = (JobPhase.RUNNING, JobPhase.QUIESCING, JobPhase.HALTING)
 
 # A signal that is to be passed on to the script: shown by unit tests and real processes only, so far.
 NOT_SIMULATED = {"order: PassOn", "event: SignalAsked"}
+# Small worlds have no racks (see `large`).
+NOT_SMALL = {f"fault: {FaultKind.RACK}"}
 
 
 def required(seeds: int) -> list[str]:
@@ -150,7 +157,7 @@ def required(seeds: int) -> list[str]:
     wanted += [f"order: {kind.__name__}" for kind in od.Order.__subclasses__() if kind is not od.WorkerOrder]
     wanted += [f"order: {kind.__name__}" for kind in od.WorkerOrder.__subclasses__()]
     wanted += [f"event: {kind.__name__}" for kind in (*ev.Fact.__subclasses__(), *ev.Answer.__subclasses__())]
-    return [what for what in wanted if what not in NOT_SIMULATED]
+    return [what for what in wanted if what not in NOT_SIMULATED | NOT_SMALL]
 
 
 def missing(reached: Counter[str], seeds: int) -> list[str]:

@@ -279,6 +279,21 @@ def lose_power(world: Struck, strike: Strike) -> bool:
     return True
 
 
+def lose_rack(world: Struck, strike: Strike) -> bool:
+    """Nodes that follow one another, `length_ms` apart."""
+    machines = list(world.machines.values())
+    for number in range(world.plan.rack):
+        machine = machines[(strike.rank + number) % len(machines)]
+        world.after(number * strike.length_ms, lose_for_good, world, machine)
+    return world.plan.rack > 0
+
+
+def lose_for_good(world: Struck, machine: Machine) -> None:
+    world.checker.node_gone(machine)
+    machine.lose_power()
+    machine.lost = True
+
+
 def crash_orchestrator(world: Struck, strike: Strike) -> bool:
     if not world.shell.up:
         return False
@@ -418,6 +433,7 @@ STRIKES: dict[FaultKind, Callable[[Struck, Strike], bool]] = {
     FaultKind.SPLIT: split,
     FaultKind.LONG_SPLIT: split,
     FaultKind.POWER: lose_power,
+    FaultKind.RACK: lose_rack,
     FaultKind.ORCHESTRATOR: crash_orchestrator,
     FaultKind.UNDYING: hit(make_undying),
     FaultKind.CANCEL: cancel,

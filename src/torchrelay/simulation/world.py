@@ -23,9 +23,10 @@ from torchrelay.simulation.faults import Faults
 from torchrelay.simulation.judge.checks import Violation, check_dates, check_proofs
 from torchrelay.simulation.judge.invariants import MANY_MOVES, Checker
 from torchrelay.simulation.machine.machines import Machine
-from torchrelay.simulation.machine.shell import Shell
+from torchrelay.simulation.machine.shell import SMALL, Shell
 from torchrelay.simulation.model import script as sc
 from torchrelay.simulation.model.causes import Cause
+from torchrelay.simulation.model.large import enlarge
 from torchrelay.simulation.model.life import Life
 from torchrelay.simulation.model.plans import JOB, Lack, On, Plan, draw
 from torchrelay.simulation.model.snapshot_store import Shot
@@ -88,8 +89,9 @@ class World:
     def run(self) -> None:
         """Let it live, and judge it."""
         bound = self.plan.calm_ms + CALM_BOUND_MS
+        most = MAX_ACTIONS * max(1, self.plan.spec.world_size // SMALL)
         until = bound
-        while self._heap and self._number < MAX_ACTIONS:
+        while self._heap and self._number < most:
             at_ms, _, action, given = heapq.heappop(self._heap)
             if at_ms > until:
                 break
@@ -98,7 +100,7 @@ class World:
             if until == bound and self.phase is JobPhase.ENDED:
                 self.faults.cease()
                 until = min(bound, self.now + SETTLE_MS)
-        if self._number >= MAX_ACTIONS:
+        if self._number >= most:
             raise Violation("the world does not come to rest")
         judge(self.checker)
 
@@ -297,7 +299,12 @@ def run_seed(seed: int, *, story: bool = False) -> Result:
     return run_plan(draw(seed), story=story)
 
 
-__all__ = ["Cause", "Rank", "Result", "World", "run_plan", "run_seed"]
+def run_large(seed: int, nodes: int, *, story: bool = False) -> Result:
+    """The same with so many nodes of eight ranks."""
+    return run_plan(enlarge(draw(seed), nodes), story=story)
+
+
+__all__ = ["Cause", "Rank", "Result", "World", "run_large", "run_plan", "run_seed"]
 
 
 # ---------------------------------------------------------------- its end, judged

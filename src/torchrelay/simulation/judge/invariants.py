@@ -266,11 +266,15 @@ class Checker:
 
     # ------------------------------------------------------------ orders
 
-    def ordered(self, fresh: Iterable[od.Order], standing: frozenset[od.Order], expected: frozenset[od.Order]) -> None:
-        """Orders are given for the first time. `expected`: all that the state says, read off it anew."""
-        fresh = list(fresh)
+    def stands(self, standing: frozenset[od.Order], expected: frozenset[od.Order]) -> None:
+        """What stands is what the state says. `expected`: all that it says, read off it anew."""
         if standing != expected:
             self.fail(f"orders stand that differ from what the state says: {sorted(map(str, standing ^ expected))[:4]}")
+        check_together(standing)
+
+    def ordered(self, fresh: Iterable[od.Order]) -> None:
+        """Orders are given for the first time."""
+        fresh = list(fresh)
         if not fresh:
             return
         if any(isinstance(order, od.Fence) for order in fresh):
@@ -281,7 +285,6 @@ class Checker:
                 self.fence(order.worker)
             elif isinstance(order, od.WorkerOrder):
                 self.check_order(order)
-        check_together(standing)
 
     def fence(self, worker: WorkerId) -> None:
         """Nobody is fenced whom no fault has hit, unless all start again or the job ends."""

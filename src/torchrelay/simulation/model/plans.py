@@ -56,6 +56,7 @@ class FaultKind(StrEnum):
     SPLIT = "a node is split from the orchestrator for a moment"
     LONG_SPLIT = "a node is split from the orchestrator for long"
     POWER = "a node is lost"
+    RACK = "many nodes are lost at once"
     ORCHESTRATOR = "the orchestrator crashes and returns"
     UNDYING = "a rank hangs in the kernel and cannot be ended"
     CANCEL = "the operator stops the job"
@@ -147,6 +148,7 @@ class Plan:
     snapshots: int = 0  # every so many steps; 0: none
     buddies: int = 1  # nodes that get a copy of each, beside the rank's own
     compares: bool = False  # replicas compare what they hold, in each step
+    rack: int = 0  # nodes that are lost at once; only large worlds have racks
 
 
 # How often each kind is drawn. Rare: what ends most jobs, or takes long.

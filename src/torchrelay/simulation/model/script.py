@@ -8,7 +8,7 @@ half a step ends up with another number, for ever. `undisturbed` computes the sa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from torchrelay.protocol.messages.ids import Rank, WorkerPhase
 
@@ -38,7 +38,7 @@ class Script:
 
     @property
     def everybody(self) -> tuple[Rank, ...]:
-        return tuple(map(Rank, range(self.ranks)))
+        return first_ranks(self.ranks)
 
     def groups(self, rank: Rank) -> tuple[tuple[Rank, ...], ...]:
         """With two shards on more ranks: with whom this rank shares a copy, and who holds what it holds."""
@@ -46,6 +46,11 @@ class Script:
             return ()
         pair = tuple(each for each in self.everybody if each // 2 == rank // 2)
         return pair, tuple(each for each in self.everybody if self.shards[each] == self.shards[rank])
+
+
+@lru_cache
+def first_ranks(count: int) -> tuple[Rank, ...]:
+    return tuple(map(Rank, range(count)))
 
 
 @dataclass(frozen=True, slots=True)

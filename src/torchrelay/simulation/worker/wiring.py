@@ -33,6 +33,7 @@ class Round:
     values: dict[Rank, int] = field(default_factory=dict)
     waiting: dict[Rank, int] = field(default_factory=dict)  # whose main thread is blocked in it, under which ticket
     complete: bool = False
+    results: tuple[int, ...] = ()  # what each of its ranks gave, when it is complete
 
 
 class Wiring:
@@ -140,7 +141,9 @@ class Wiring:
 
 def results(of: Round, members: Members) -> tuple[int, ...]:
     """What each of its ranks gave to a collective that is complete."""
-    return tuple(of.values[each] for each in members)
+    if not of.results:
+        of.results = tuple(of.values[each] for each in members)
+    return of.results
 
 
 # ---------------------------------------------------------------- how replicas compare
