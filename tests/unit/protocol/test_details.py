@@ -406,29 +406,6 @@ def test_a_outgoing_is_told_to_stand_when_the_target_is_known() -> None:
     assert outgoing in ordered(story, od.Decide)
 
 
-def test_buddies_are_asked_for_one_record_at_a_time_and_not_before_the_target_is_known() -> None:
-    story = Story()
-    for node in ("node-0", "node-1"):
-        story.hear(ev.NodeJoined(node=NodeId(node), incarnation="a", slots=4))
-    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=4, nproc_per_node=2, nodes=2, spares=4)))
-    story.settle()
-    story.train(HERE)
-    story.lose(story.holder(1), signal=SIGKILL)
-    story.settle()
-    story.train(NEXT)
-    story.hear(ev.NodeLost(node=NodeId("node-1"), incarnation="a", reason="silence"))
-    assert (story.job.phase, story.job.resume_point, ordered(story, od.Recall)) == (JobPhase.AGREEING, HERE, [])
-    story.answer((od.Interrupt,))
-    asked = lambda: [(order.rank, order.ward) for order in story.orders() if isinstance(order, od.Recall)]  # noqa: E731
-    assert asked() == [(0, 2), (1, 3)], "those to whom the records were sent"
-    story.hear(say(story, ev.RecordKept, 0, ward=Rank(2), point=NEXT, private=b""))
-    assert asked() == [(1, 2)], "and then all others, each for one at a time"
-    story.hear(say(story, ev.RecordKept, 1, ward=Rank(2), point=NEXT, private=b"its record"))
-    assert asked() == [(1, 3)]
-    story.hear(say(story, ev.RecordKept, 1, ward=Rank(3), point=NEXT, private=b""))
-    assert asked() == [(0, 3)]
-
-
 def test_a_connection_that_breaks_on_the_way_to_a_boundary_is_mended() -> None:
     story = halting()
     story.hear(say(story, ev.CollectiveFailed, 0, summary="reset", generation=story.job.generation - 1))

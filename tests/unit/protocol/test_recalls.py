@@ -1,0 +1,39 @@
+"""Recalls: whom the core asks for the record of a rank that is lost with its node."""
+
+from __future__ import annotations
+
+from tests.support.telling import JOB, Story, say
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import NodeId, Point, Rank
+from torchrelay.protocol.model.job import JobPhase
+
+HERE, NEXT = Point(3), Point(4)
+SIGKILL = 9
+
+
+def recalls(story: Story) -> list[tuple[int, int]]:
+    """Who is asked for whose record."""
+    return [(order.rank, order.ward) for order in story.orders() if isinstance(order, od.Recall)]
+
+
+def test_buddies_are_asked_for_one_record_at_a_time_and_not_before_the_target_is_known() -> None:
+    story = Story()
+    for node in ("node-0", "node-1"):
+        story.hear(ev.NodeJoined(node=NodeId(node), incarnation="a", slots=4))
+    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=4, nproc_per_node=2, nodes=2, spares=4)))
+    story.settle()
+    story.train(HERE)
+    story.lose(story.holder(1), signal=SIGKILL)
+    story.settle()
+    story.train(NEXT)
+    story.hear(ev.NodeLost(node=NodeId("node-1"), incarnation="a", reason="silence"))
+    assert (story.job.phase, story.job.resume_point, recalls(story)) == (JobPhase.AGREEING, HERE, [])
+    story.answer((od.Interrupt,))
+    assert recalls(story) == [(0, 2), (1, 3)], "those to whom the records were sent"
+    story.hear(say(story, ev.RecordKept, 0, ward=Rank(2), point=NEXT, private=b""))
+    assert recalls(story) == [(1, 2)], "and then all others, each for one at a time"
+    story.hear(say(story, ev.RecordKept, 1, ward=Rank(2), point=NEXT, private=b"its record"))
+    assert recalls(story) == [(1, 3)]
+    story.hear(say(story, ev.RecordKept, 1, ward=Rank(3), point=NEXT, private=b""))
+    assert recalls(story) == [(0, 3)]
