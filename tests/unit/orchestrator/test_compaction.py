@@ -211,6 +211,26 @@ class TestJournal:
             assert loose < 100 * (archive.KEPT + 1) + archive.PACK
         assert [(entry.event, entry.at_ms) for entry in read_history(path).entries] == events
 
+    def test_who_reads_while_events_are_packed_away_finds_them_all(
+        self, tmp_path: Path, events: Told, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "journal.db"
+        monkeypatch.setattr(archive, "PACKS", 2)
+        written(path, events)
+        rows = archive.rows
+
+        def packing(db: sqlite3.Connection, after: int) -> Any:
+            for number, row in enumerate(rows(db, after)):
+                if number == 10:
+                    journal.pack_away()
+                yield row
+
+        with closing(Journal(path)) as journal:
+            monkeypatch.setattr(archive, "rows", packing)
+            assert len(read_history(path).entries) == len(events)
+            monkeypatch.setattr(archive, "rows", rows)
+            assert len(read_history(path).entries) == len(events)
+
     def test_all_events_stay_and_most_are_packed(self, tmp_path: Path, events: Told) -> None:
         path = tmp_path / "journal.db"
         written(path, events)

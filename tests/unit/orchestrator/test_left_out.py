@@ -14,7 +14,7 @@ from tests.support.service import FakeTime, run
 from torchrelay.agent.uplink import MOST_TOGETHER, Kept, framed, together
 from torchrelay.orchestrator.core import service as shell
 from torchrelay.orchestrator.core.agents import SPAN_MS, Lateness
-from torchrelay.orchestrator.core.clock import COUNTED_NS, LATE_NS, Clock
+from torchrelay.orchestrator.core.clock import COUNTED_NS, LATE_NS, WORTH_WHILE_BUSY_NS, Clock
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.core.traffic import Heard
 from torchrelay.orchestrator.store.journal import Journal, JournalUnavailable, read_history
@@ -97,12 +97,12 @@ def test_small_pieces_are_noted_when_they_come_to_something() -> None:
     clock.look(0.0)
     now.sleep(LATE_NS / 1e9)
     clock.now_ms()
-    for _ in range(19):
+    for _ in range(WORTH_WHILE_BUSY_NS // 1_000_000 - 1):
         now.sleep(0.001)
         clock.now_ms()
-    assert (clock.skips, clock.left_out_ms()) == (0, 19)
+    assert (clock.skips, clock.left_out_ms()) == (0, WORTH_WHILE_BUSY_NS // 1_000_000 - 1)
     now.sleep(0.001)
-    assert (clock.left_out_ms(), clock.skips) == (20, 1)
+    assert (clock.left_out_ms(), clock.skips) == (WORTH_WHILE_BUSY_NS // 1_000_000, 1)
 
 
 # ---------------------------------------------------------------- the orchestrator
@@ -165,6 +165,24 @@ def test_it_is_told_before_what_was_said_meanwhile_is_heard(tmp_path: Path) -> N
             assert service.scene().wall_ms(service.clock.now_ms()) == wall
             service._pass_time()
             assert len(told(tmp_path)) == len(begun) + 1, "once"
+
+    run(story)
+
+
+def test_one_that_is_busy_does_not_note_each_moment_of_it(tmp_path: Path) -> None:
+    """Each note takes time, too."""
+    now = FakeTime()
+
+    async def story() -> None:
+        async with serving(tmp_path, now) as service:
+            await train(service, RecordingLink())
+            before, anchors = len(told(tmp_path)), len(service.journal.anchors)
+            service.clock.look(0.1)
+            for number in range(100):
+                now.sleep(0.03)
+                service.hear(ev.OnceRecorded(job=JOB, rank=Rank(0), name=f"{number}", value=b""))
+            assert 1 <= len(told(tmp_path)) - before <= 4
+            assert len(service.journal.anchors) - anchors <= 8
 
     run(story)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.support.telling import JOB, Story
+from tests.support.telling import JOB, Story, running
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId, Point, Rank
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import JobPhase
-from torchrelay.protocol.placement.policy import GENERATION_BUDGET, START_BUDGET
+from torchrelay.protocol.placement.policy import GENERATION_BUDGET, MOST_STARTS, START_BUDGET
+from torchrelay.protocol.recovery.ending import NO_STATE
 
 HERE = Point(3)
 SLOTS = 4
@@ -126,3 +127,83 @@ def test_a_start_survives_more_lost_nodes_than_it_has_attempts() -> None:
     assert story.job.outcome is None, story.job.why
     story.settle()
     assert story.job.phase is JobPhase.RUNNING
+
+
+# ---------------------------------------------------------------- deadlines: what is silent together is not lost sooner
+
+
+def agreeing(silent: range) -> Story:
+    """A job of eight ranks that has lost rank 0; these have not reported."""
+    story = running(ranks=8, spares=4, slot_faults=0)
+    story.lose(story.holder(0), signal=SIGKILL)
+    story.answer((od.Interrupt,), but=silent)
+    return story
+
+
+def gone(story: Story) -> set[Rank | None]:
+    """Ranks that were lost by the deadline."""
+    return {fault.rank for fault in story.job.incidents[-1].faults if fault.detector == "report deadline"}
+
+
+def test_nobody_is_lost_when_nobody_answers_for_a_while() -> None:
+    """A switch fails over: all are silent, and well."""
+    story = agreeing(range(1, 8))
+    generation = story.job.generation
+    story.wait(29_999)
+    assert (gone(story), story.job.generation, story.job.outcome) == (set(), generation, None)
+    story.settle()
+    assert story.job.phase is JobPhase.RUNNING
+
+
+def test_when_nobody_ever_answers_the_state_is_lost() -> None:
+    story = agreeing(range(1, 8))
+    story.wait(30_000)
+    assert len(gone(story)) == 7
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == NO_STATE
+
+
+def test_some_that_are_silent_together_have_longer_and_are_lost_together() -> None:
+    story = agreeing(range(4, 8))
+    generation = story.job.generation
+    story.wait(9_999)
+    assert gone(story) == set()
+    story.wait(1)
+    assert gone(story) == {Rank(4), Rank(5), Rank(6), Rank(7)}
+    assert (story.job.generation, story.job.fruitless) == (generation + 1, 2), "and that was an attempt"
+    story.settle()
+    assert story.job.phase is JobPhase.RUNNING
+
+
+def test_one_that_alone_is_silent_is_lost_soon() -> None:
+    story = agreeing(range(4, 5))
+    story.wait(4_999)
+    assert gone(story) == set()
+    story.wait(1)
+    assert gone(story) == {Rank(4)}
+
+
+def test_all_that_do_not_come_to_the_safepoint_are_lost_together() -> None:
+    story = agreeing(range(0))
+    assert story.job.phase is JobPhase.PREPARING
+    story.answer((od.Assign, od.Decide), but=range(3, 7))
+    story.wait(599_999)
+    assert story.job.phase is JobPhase.PREPARING
+    before = story.job
+    story.wait(1)
+    late = {one.rank for one in story.job.incidents[-1].faults if one.detector == "safepoint deadline"}
+    assert late == {Rank(0), Rank(3), Rank(4), Rank(5), Rank(6)}, "the replacement, too"
+    assert (story.job.generation, story.job.fruitless) == (before.generation + 1, before.fruitless + 1)
+
+
+def test_starts_that_nodes_end_are_not_tried_for_ever() -> None:
+    story = Story()
+    spec = ev.JobSpec(job=JOB, world_size=1, nproc_per_node=1, nodes=1, spares=0, slot_faults=0, probation_ms=0)
+    story.hear(ev.JobSubmitted(spec=spec))
+    for number in range(MOST_STARTS + 5):
+        story.hear(ev.NodeJoined(node=NodeId(f"node-{number}"), incarnation="a", slots=1))
+        story.answer((od.StartWorker,))
+        if story.job.outcome is None:
+            story.hear(ev.NodeLost(node=NodeId(f"node-{number}"), incarnation="a", reason="no beat"))
+    assert story.job.outcome is not None
+    assert f"{MOST_STARTS} starts ended before anything was committed" in story.job.outcome.reason

@@ -37,3 +37,25 @@ def test_buddies_are_asked_for_one_record_at_a_time_and_not_before_the_target_is
     assert recalls(story) == [(1, 3)]
     story.hear(say(story, ev.RecordKept, 1, ward=Rank(3), point=NEXT, private=b""))
     assert recalls(story) == [(0, 3)]
+
+
+def test_others_are_asked_as_well_when_those_to_whom_it_was_sent_do_not_answer() -> None:
+    """Their node may be silent, too. Former buddies have copies until the next gate."""
+    story = Story()
+    for number in range(7):
+        story.hear(ev.NodeJoined(node=NodeId(f"node-{number}"), incarnation="a", slots=1))
+    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=6, nproc_per_node=1, nodes=6, spares=1)))
+    story.settle()
+    story.train(HERE)
+    story.hear(ev.NodeLost(node=NodeId("node-0"), incarnation="a", reason="silence"))
+    story.answer((od.Interrupt,))
+    assert recalls(story) == [(2, 0), (4, 0)]
+    story.hear(say(story, ev.RecordKept, 2, ward=Rank(0), point=HERE, private=b""))
+    story.wait(2_499)
+    assert recalls(story) == [(4, 0)]
+    story.wait(1)
+    assert recalls(story) == [(1, 0), (3, 0), (4, 0), (5, 0)]
+    story.hear(say(story, ev.RecordKept, 3, ward=Rank(0), point=HERE, private=b"its record"))
+    assert recalls(story) == []
+    story.settle()
+    assert story.job.phase is JobPhase.RUNNING

@@ -25,6 +25,7 @@ from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import BEFORE_CUTOVER, Job, JobPhase
 from torchrelay.protocol.model.roster import Life
 from torchrelay.protocol.placement.policy import DYING_MS, ENDING_MS
+from torchrelay.protocol.recovery.recovery import ALL_SILENT, SEVERAL_SILENT
 from torchrelay.protocol.rules.cluster import advance
 from torchrelay.protocol.rules.standing import StandingOrders
 
@@ -297,7 +298,8 @@ class Driving:
         if job.phase in TRAINS:
             return now + PATIENCE_MS if not self._heap else math.inf
         spans = (
-            spec.report_ms,
+            spec.report_ms // 2,
+            *(times * spec.report_ms for times in (1, SEVERAL_SILENT, ALL_SILENT)),
             spec.ready_ms,
             spec.reconfigure_ms,
             spec.reconfigure_ms + spec.restore_ms,

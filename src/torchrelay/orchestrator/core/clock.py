@@ -20,8 +20,9 @@ COUNTED_NS = 50_000_000
 # One that is busy asks all the time, and hears nothing. How late it may be for its next look at what is due: the rest
 # does not count. Answers of a large job may lie unread for longer than any deadline.
 LATE_NS = 1_000_000_000
-# What is left out in smaller pieces is noted when it comes to so much.
+# What is left out in smaller pieces is noted when it comes to so much: of one that is busy each note takes time, too.
 WORTH_NS = 20_000_000
+WORTH_WHILE_BUSY_NS = 500_000_000
 
 
 class Clock:
@@ -59,9 +60,13 @@ class Clock:
 
     def _leave_out(self, more_ns: int) -> None:
         self._left_out_ns += more_ns
-        if not self.held and self._left_out_ns - self._noted_ns >= WORTH_NS:
+        if not self.held and self._left_out_ns - self._noted_ns >= self.worth_ns():
             self._noted_ns = self._left_out_ns
             self.skips += 1
+
+    def worth_ns(self) -> int:
+        """How much of what is left out is worth noting now."""
+        return WORTH_WHILE_BUSY_NS if self._allowed_ns == 0 else WORTH_NS
 
     def left_out_ms(self) -> int:
         """How much was left out until now, `away_ms` included."""

@@ -61,7 +61,6 @@ SHUTDOWN_S = 15.0  # how long agents may take to end their workers
 KEEP_TIME_MS = 10_000  # between two notes of how late it is, in hours without an event
 REMEMBER_S = 2.0  # between two notes of how far the jobs are
 RIVAL_MS = 2_000  # an agent heard within this time keeps its node's name for itself
-WORTH_TELLING_MS = 20  # of the time that the clock has left out
 
 
 class Orchestrator:
@@ -270,7 +269,7 @@ class Orchestrator:
         """Let the ledger know how long nobody listened, before what was said meanwhile is heard."""
         self._anchor(self.clock.now_ms())
         untold = self.clock.left_out_ms() - self._told_left_out_ms
-        if untold >= WORTH_TELLING_MS:
+        if untold * 1_000_000 >= self.clock.worth_ns():
             if self.cluster.jobs:
                 self.hear(TimeLeftOut(ms=untold))
                 # The next start counts from here. A hold alone would leave no anchor.

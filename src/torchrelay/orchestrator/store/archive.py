@@ -96,7 +96,7 @@ def _starts(db: sqlite3.Connection, last_seq: int, last_ms: int) -> list[int]:
     back = [seq for seq in kept if seq <= last_seq - BACK]
     if last_seq - (back[0] if back else 0) <= MANY:
         return back
-    return [seq for seq in kept if seq in back or _told_ms(db, seq) <= last_ms - SETTLED_MS]
+    return [seq for seq in kept if seq in back or (seq <= last_seq and _told_ms(db, seq) <= last_ms - SETTLED_MS)]
 
 
 def _told_ms(db: sqlite3.Connection, seq: int) -> int:

@@ -1,9 +1,8 @@
 """Journal: every event that the orchestrator heard, in order, on disk before it has any effect.
 
 The state is this file replayed. SQLite in WAL mode with `synchronous=NORMAL`: an append survives the end of the
-process at any moment (SIGKILL too), and costs some ten microseconds. It does not wait for the disk, so a power cut may
-take the last moments with it. On one machine that ends the run anyway; an orchestrator apart from its nodes must wait
-for the disk before it announces a generation (not built yet).
+process at any moment (SIGKILL too), and costs some ten microseconds. It does not wait for the disk: a power cut may
+take the last moments with it, and on one machine ends the run anyway. (One apart from its nodes would have to wait.)
 
     about     its own name, the job's secret, who wrote it last, the lease, the rules it is to be replayed by, and how
               late it is
@@ -343,6 +342,7 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
             _check_format(db, path)
+            db.execute("BEGIN")  # all of it as it is now: its orchestrator may be packing events away
             yield db
     except sqlite3.Error as error:
         raise JournalRefused(_damaged(path, str(error))) from error

@@ -90,6 +90,7 @@ class Seat(Struct, frozen=True, gc=False):
     failed: frozenset[Rank] = frozenset()  # sources that did not deliver in this generation
     serves: bool = False  # stood at the resume point when this generation was agreed on, so its state can be had
     asked_buddies: frozenset[WorkerId] = frozenset()  # who said that it has no copy of this rank's record
+    silent_buddies: frozenset[WorkerId] = frozenset()  # who was asked for it, and has not answered
 
     def record_of(self, point: Point) -> PrivateRecord | None:
         """The private record that a former holder left of this point."""

@@ -49,6 +49,7 @@ def fresh(seat: Seat) -> Seat:
         failed=frozenset(),
         serves=False,
         asked_buddies=frozenset(),
+        silent_buddies=frozenset(),
     )
 
 

@@ -15,6 +15,8 @@ from torchrelay.protocol.model.table import Table
 GENERATION_BUDGET = 20
 # Starts in a row that never committed anything, before the script is left to its error.
 START_BUDGET = 3
+# And also those that ended with nodes: a rack may fall one node after another.
+MOST_STARTS = 30
 # Times that a job goes back to a snapshot from the same step, before it is left to its error.
 ROLL_BUDGET = 3
 # Sources that are named to one that needs the state. Where there are more replicas, each replacement gets others.

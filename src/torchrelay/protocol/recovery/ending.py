@@ -14,13 +14,15 @@ from torchrelay.protocol.model.roster import Life, Seat
 from torchrelay.protocol.model.state import Cluster, is_over, keep_private, vacate_seat
 from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement.boundary import begin_generation, give_back, told_where, with_move
-from torchrelay.protocol.placement.policy import ENDING_MS, GENERATION_BUDGET, START_BUDGET, UNJOINED_MS
+from torchrelay.protocol.placement.policy import ENDING_MS, GENERATION_BUDGET, MOST_STARTS, START_BUDGET, UNJOINED_MS
 
 NO_SPARE = 90
 NO_STATE = 91
 REFUSED = 93
 STOPPED = 130
 SILENCE = "heartbeat"  # the detector that finds nodes lost
+# Losses that the core finds itself: what was tried has failed, and may fail for each rank.
+DEADLINES = frozenset({"exit deadline", "report deadline", "safepoint deadline", "restore"})
 
 
 def lose_worker(
@@ -94,7 +96,8 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
         case JobPhase.FINISHING | JobPhase.ENDING | JobPhase.ENDED:
             raise AssertionError("nobody misses a rank of a job that is over")
         case _:
-            return interrupt_job(cluster, job, fault.cause, in_vain=seat.assigned_in >= job.advanced_in)
+            tried = job.phase is not JobPhase.AGREEING and seat.assigned_in >= job.advanced_in
+            return interrupt_job(cluster, job, fault.cause, in_vain=tried or fault.detector in DEADLINES)
 
 
 def nobody_has_reported(job: Job) -> bool:
@@ -121,7 +124,7 @@ def interrupt_job(cluster: Cluster, job: Job, reason: str, *, in_vain: bool = Tr
     `in_vain`: what this generation tried has failed. It has not if a rank is lost that was there before: a rack takes
     one node after another with it. Nor if nothing was tried yet. Both happen only as often as there are ranks.
     """
-    fruitless = job.fruitless + (in_vain and job.phase is not JobPhase.AGREEING)
+    fruitless = job.fruitless + in_vain
     cluster = spend_targets(cluster, job)
     job = replace(begin_generation(pause_move(job, cluster.now_ms)), fruitless=fruitless)
     if fruitless >= GENERATION_BUDGET:
@@ -167,8 +170,8 @@ def start_again(
     `failed`: the start that ends with this counts as one that the script may have failed.
     """
     failed_starts = job.failed_starts + failed
-    if not from_checkpoint and failed_starts >= START_BUDGET:
-        why = f"{failed_starts} starts ended before anything was committed: {reason}"
+    if not from_checkpoint and (failed_starts >= START_BUDGET or job.starts + 1 >= MOST_STARTS):
+        why = f"{job.starts + 1} starts ended before anything was committed: {reason}"
         return end_job(cluster, job, job.last_code, why)
     for worker in cluster.of_job(job.spec.job):
         if worker.rank is not None:

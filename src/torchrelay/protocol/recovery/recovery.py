@@ -25,7 +25,6 @@ from torchrelay.protocol.model.phases import enter_next, is_complete, still_lack
 from torchrelay.protocol.model.roster import Life, Seat, Worker
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.model.table import Table
-from torchrelay.protocol.placement import buddies
 from torchrelay.protocol.placement.boundary import (
     finish_halt,
     finish_move,
@@ -40,8 +39,17 @@ from torchrelay.protocol.placement.policy import (
     choose_sources,
     judge_report,
 )
-from torchrelay.protocol.recovery.ending import NO_STATE, end_job, fall_back, interrupt_job, lose_worker, start_again
+from torchrelay.protocol.recovery.ending import (
+    NO_STATE,
+    end_job,
+    fall_back,
+    interrupt_job,
+    lose_worker,
+    nobody_has_reported,
+    start_again,
+)
 from torchrelay.protocol.recovery.placing import acquire_ranks
+from torchrelay.protocol.recovery.records import ask_others, buddies_to_ask, note_keepers
 from torchrelay.protocol.recovery.replicas import DETECTOR, differing_at_the_end
 from torchrelay.protocol.recovery.requests import weigh_requests
 from torchrelay.protocol.recovery.rollback import (
@@ -55,7 +63,8 @@ from torchrelay.protocol.recovery.rollback import (
     within_reach,
 )
 
-KEEPERS = 3  # generations of which it is kept who was sent whose record
+# So many times as long as one worker has, if several do not report, or nobody does: silence loses no node sooner.
+SEVERAL_SILENT, ALL_SILENT = 2, 6
 BEGUN_ANEW = "begin anew from the snapshots of"
 
 
@@ -153,13 +162,8 @@ def owes_report(cluster: Cluster, job: Job, seat: Seat) -> bool:
 def agree(cluster: Cluster, job: Job) -> Cluster:
     """When all survivors have reported: the resume point. A worker that is silent too long is lost."""
     now = cluster.now_ms
-    owing = next((seat for _, seat in still_lacking(job) if owes_report(cluster, job, seat)), None)
-    if owing is not None:
-        if now - job.phase_ms < job.spec.report_ms:
-            return cluster
-        assert owing.worker is not None, "a vacant seat owes nothing"
-        cause = f"did not report within {job.spec.report_ms / 1000:g} s of the interrupt"
-        return lose_worker(cluster, owing.worker, cause=cause, detector="report deadline", ended=False)
+    if any(owes_report(cluster, job, seat) for _, seat in still_lacking(job)):
+        return lose_silent(cluster, job) if now - job.phase_ms >= job.spec.report_ms else cluster
     point, reason = choose_resume_point(job.seats, job.resume_point)
     if point is None and job.rolled is not None:
         point, reason = job.rolled, f"of {job.rolled} there is a snapshot of every rank"
@@ -244,6 +248,21 @@ def decide(cluster: Cluster, job: Job, point: Point, reason: str) -> Cluster:
     return cluster.with_job(enter_next(job, now, f"{text}: {reason}"))
 
 
+def lose_silent(cluster: Cluster, job: Job) -> Cluster:
+    """A worker that alone has not reported is lost. What keeps several silent, or all, may be the network: they have
+    longer, and are lost together."""
+    late = [seat.worker for _, seat in still_lacking(job) if owes_report(cluster, job, seat)]
+    times = ALL_SILENT if nobody_has_reported(job) else SEVERAL_SILENT if len(late) > 1 else 1
+    limit_ms = times * job.spec.report_ms
+    if cluster.now_ms - job.phase_ms < limit_ms:
+        return cluster
+    for worker in late:
+        assert worker is not None, "a vacant seat owes nothing"
+        cause = f"did not report within {limit_ms / 1000:g} s of the interrupt"
+        cluster = lose_worker(cluster, worker, cause=cause, detector="report deadline", ended=False)
+    return cluster
+
+
 # ---------------------------------------------------------------- prepare
 
 
@@ -252,19 +271,29 @@ def prepare(cluster: Cluster, job: Job) -> Cluster:
     now, point = cluster.now_ms, job.resume_point
     assert point is not None, "the resume point is decided before any rank prepares for it"
     for rank, _ in job.seats.where(facts.holds_nothing):
-        if not cluster.still_held(job.spec.job, rank):
-            lacking = what_lacks(cluster, job, rank, point)
-            if lacking:
-                return go_back(cluster, job, lacking)
-    for _, seat in still_lacking(job) if now - job.phase_ms >= job.spec.ready_ms else ():
-        since = max(job.phase_ms, seat.assigned_ms)
-        if seat.worker is not None and now - since >= job.spec.ready_ms:
+        if cluster.still_held(job.spec.job, rank):
+            continue
+        lacking = what_lacks(cluster, job, rank, point)
+        if lacking:
+            return go_back(cluster, job, lacking)
+        widened = ask_others(cluster, job, rank)
+        if widened is not None:
+            return widened
+    if now - job.phase_ms >= job.spec.ready_ms and (late := late_for(job, now)):
+        for worker in late:
             cause = f"did not reach the safepoint of {point} within {job.spec.ready_ms / 1000:g} s"
-            return lose_worker(cluster, seat.worker, cause=cause, detector="safepoint deadline", ended=False)
+            cluster = lose_worker(cluster, worker, cause=cause, detector="safepoint deadline", ended=False)
+        return cluster
     if is_complete(job):
         job = job.mark(Mark.READY, now)
         return cluster.with_job(enter_next(job, now, f"all ranks stand after {point}"))
     return cluster
+
+
+def late_for(job: Job, now_ms: int) -> list[WorkerId]:
+    """Workers that have had their time to come to the safepoint, and have not."""
+    pairs = ((seat.worker, max(job.phase_ms, seat.assigned_ms)) for _, seat in still_lacking(job))
+    return [worker for worker, since in pairs if worker is not None and now_ms - since >= job.spec.ready_ms]
 
 
 def what_lacks(cluster: Cluster, job: Job, rank: Rank, point: Point) -> str:
@@ -289,48 +318,6 @@ def go_back(cluster: Cluster, job: Job, reason: str) -> Cluster:
     if job.rolled is not None:
         job = within_reach(cluster, job)
     return roll_back(cluster, job, reason) or fall_back(cluster, job, reason + why_not_back(cluster, job))
-
-
-def circle_of(cluster: Cluster, job: Job) -> dict[Rank, tuple[Rank, ...]]:
-    """Who keeps a copy of whose record in this generation."""
-    held = {rank: seat.worker for rank, seat in job.seats.items()}
-    places = {rank: cluster.workers[worker].node for rank, worker in held.items() if worker is not None}
-    return buddies.circle(places)
-
-
-def note_keepers(cluster: Cluster, job: Job) -> Job:
-    """Keep whom the records are sent to from now on. Until all have passed a gate those of before have them, too."""
-    found = {
-        rank: tuple(name for name in (job.seats[other].worker for other in some) if name is not None)
-        for rank, some in circle_of(cluster, job).items()
-    }
-    return replace(job, keepers=(Table(found), *job.keepers[: KEEPERS - 1]))
-
-
-def buddies_to_ask(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, Worker]]:
-    """Survivors and outgoing workers that may have a copy of this rank's record, and have not denied it.
-
-    First those to whom it was sent; if none of them has it, all: a job may have tried to go on many times since.
-    """
-    asked = job.seats[rank].asked_buddies
-    if job.rolled is not None:
-        return [keeper for keeper in keepers_of(cluster, job, rank) if keeper[1].worker not in asked]
-    named = dict.fromkeys(name for some in job.keepers for name in some.get(rank, ()))
-    found = [one for name in named if name not in asked for one in still_there(cluster, job, name)]
-    if found:
-        return found
-    names = (name for _, seat in sorted(job.seats.items()) for name in (seat.worker, seat.outgoing))
-    return [one for name in names if name is not None and name not in asked for one in still_there(cluster, job, name)]
-
-
-def still_there(cluster: Cluster, job: Job, name: WorkerId) -> Iterator[tuple[Rank, Worker]]:
-    """This worker and its rank, if it holds the state of it, or held it until the cutover."""
-    worker = cluster.workers.get(name)
-    if worker is None or worker.rank is None or worker.life is Life.FENCING:
-        return
-    seat = job.seats[worker.rank]
-    if seat.outgoing == name or (seat.worker == name and seat.holds is not None):
-        yield worker.rank, worker
 
 
 def sources_of(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, Worker]]:

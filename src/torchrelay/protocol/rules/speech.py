@@ -35,7 +35,8 @@ from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.placement import buddies
 from torchrelay.protocol.placement.boundary import told_where
 from torchrelay.protocol.placement.policy import MOST_SOURCES, judge_report
-from torchrelay.protocol.recovery.recovery import buddies_to_ask, circle_of, owes_report, sources_of, store_host
+from torchrelay.protocol.recovery.records import buddies_to_ask, circle_of
+from torchrelay.protocol.recovery.recovery import owes_report, sources_of, store_host
 
 
 def standing_orders(cluster: Cluster) -> frozenset[Order]:
