@@ -30,7 +30,7 @@ class Stage:
         words = [sys.executable, str(Path(scale_orchestrator.__file__)), "--run-dir", str(run_dir)]
         self._process = subprocess.Popen(words)
         self._processes = processes
-        self._step, self._began_s = 0, 0.0
+        self._step, self._began_s, self._attempts = 0, 0.0, 0
 
     def open(self, limit_s: float) -> None:
         """Let all agents attach."""
@@ -49,6 +49,7 @@ class Stage:
             troupe.start()
             self._troupes.append((troupe, ours))
         wait_for(lambda: sum(self.ask("attached")) == self.nodes, limit_s, "not all agents attach")
+        self._attempts = self.reconnects()  # all come at once: some have to try again
 
     def ask(self, word: str, *more: Any) -> list[Any]:
         """Ask the players of all processes."""
@@ -94,7 +95,10 @@ class Stage:
     def false_losses(self) -> int:
         """Nodes that were given up although they beat: so many connections had to be made anew."""
         log = self.run_dir / "logs" / "orchestrator.log"
-        return log.read_text().count(" is lost") + sum(int(one[3]) for one in self.ask("counts"))
+        return log.read_text().count(" is lost") + self.reconnects() - self._attempts
+
+    def reconnects(self) -> int:
+        return sum(int(one[3]) for one in self.ask("counts"))
 
     def close(self) -> None:
         """End the processes that were started here."""
