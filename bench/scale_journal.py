@@ -7,8 +7,6 @@ right after a recovery, which it replays.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,8 +15,9 @@ from pathlib import Path
 from statistics import median
 
 from figures import progress
+from journal import start
 from scale_core import JOB, Core
-from torchrelay.api.endpoint import JOURNAL, read_endpoint
+from torchrelay.api.endpoint import JOURNAL
 from torchrelay.orchestrator.core.compaction import Compaction
 from torchrelay.orchestrator.store.journal import Journal
 from torchrelay.protocol.messages import events as ev
@@ -26,7 +25,6 @@ from torchrelay.protocol.messages import orders as od
 
 BETWEEN_MS = 1_728_000  # two losses of a day with 50
 STARTS = 3
-DEADLINE_S = 120.0
 
 
 class Written(Core):
@@ -50,21 +48,6 @@ class Written(Core):
             self.pauses_ms.append(1000 * (time.perf_counter() - begun))
         self.now_ms += BETWEEN_MS
         self.journal.keep_time(self.now_ms, 1 + self.now_ms)
-
-
-def start(run_dir: Path) -> float:
-    """Seconds from the start of an orchestrator's process until it listens; it is killed then."""
-    begin = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-P", "-m", "torchrelay.orchestrator", "--run-dir", str(run_dir)])
-    try:
-        while (found := read_endpoint(run_dir)) is None or found.pid != process.pid:
-            if process.poll() is not None or time.perf_counter() - begin > DEADLINE_S:
-                raise SystemExit("the orchestrator does not listen")
-            time.sleep(0.005)
-        return time.perf_counter() - begin
-    finally:
-        process.kill()
-        process.wait()
 
 
 def size_of(run_dir: Path) -> int:
