@@ -215,14 +215,18 @@ class TestJournal:
         self, tmp_path: Path, events: Told, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = tmp_path / "journal.db"
-        monkeypatch.setattr(archive, "PACKS", 2)
-        written(path, events)
+        written(path, events, upto=600)
+        with monkeypatch.context() as idle:
+            idle.setattr(archive, "PACKS", 0)  # and much is left to be packed away
+            written(path, events)
         rows = archive.rows
 
         def packing(db: sqlite3.Connection, after: int) -> Any:
             for number, row in enumerate(rows(db, after)):
-                if number == 10:
+                if number == 10:  # in the middle of the archive
+                    loose = journal._db.execute("SELECT min(seq) FROM events").fetchone()
                     journal.pack_away()
+                    assert journal._db.execute("SELECT min(seq) FROM events").fetchone() > loose
                 yield row
 
         with closing(Journal(path)) as journal:
