@@ -18,9 +18,11 @@ from torchrelay.orchestrator.store.journal import Journal, JournalRefused, Journ
 from torchrelay.orchestrator.views.story import replay
 from torchrelay.protocol.messages.events import (
     Event,
+    FreezeSet,
     JobSubmitted,
     NodeJoined,
     NodeLost,
+    TaintSet,
     Tick,
     WorkerExited,
     WorkerFinished,
@@ -180,6 +182,17 @@ class TestReplay:
 
         first = asyncio.run(tell())
         assert asyncio.run(tell())[: len(first)] == first
+
+    def test_taints_and_freezes_are_told(self, tmp_path: Path) -> None:
+        async def story() -> None:
+            async with serving(tmp_path) as service:
+                await service.put(TaintSet(node=NODE, key="ecc", source="ann", reason="errors"))
+                await service.put(FreezeSet(source="ann", reason="a talk"))
+                texts = [note.text for moment in service.moments.after(-1) for note in moment.notes]
+                assert any("is tainted ecc" in text for text in texts)
+                assert any("frozen by ann: a talk" in text for text in texts)
+
+        run(story)
 
     def test_a_damaged_journal_is_refused(self, tmp_path: Path) -> None:
         async def story() -> None:
