@@ -159,11 +159,11 @@ class TestReal:
         stage = staged(script("features"), "plain", "--die", f"1:4:{phase}", world=2, copies=1)
         assert stage.end() == 0, stage.all_logs()
         assert (tmp_path / f"died 4:{phase}").exists()
-        assert [incident.resolution for incident in stage.job.incidents] == [Resolution.CLEAN]
+        assert [incident.resolution for incident in stage.job.accounting.incidents] == [Resolution.CLEAN]
         assert digests(stage) == undisturbed("plain")
 
     def test_two_that_die_one_after_the_other_are_replaced(self, staged: Staged) -> None:
         stage = staged(script("features"), "plain", "--die", "1:4:gate,0:5:between", world=2, copies=1, spares=2)
         assert stage.end() == 0, stage.all_logs()
-        assert [incident.resolution for incident in stage.job.incidents] == [Resolution.CLEAN] * 2
+        assert [incident.resolution for incident in stage.job.accounting.incidents] == [Resolution.CLEAN] * 2
         assert digests(stage) == undisturbed("plain")

@@ -50,7 +50,7 @@ def test_a_script_comes_to_the_bits_of_plain_pytorch(tmp_path: Path, script: str
     stage = Stage(tmp_path / "stage", words_of(script), world=2, spares=0, env=env)
     try:
         code = stage.end()
-        assert stage.job.incidents == ()
+        assert stage.job.accounting.incidents == ()
         ran = Ran(code, stage.all_logs(), read_lines(out), frozenset(), tmp_path)
     finally:
         stage.close()

@@ -64,7 +64,7 @@ def test_a_rehearsal_leaves_no_trace_in_the_bits(feature: str, targets: Make, tm
     assert stage.end() == 0, stage.all_logs()
     (note,) = stage.notes().values()
     assert re.match(FEATURES[feature], note), note
-    assert [incident.resolution for incident in stage.job.incidents] == [Resolution.CLEAN]
+    assert [incident.resolution for incident in stage.job.accounting.incidents] == [Resolution.CLEAN]
     assert digests(stage) == calm
 
 

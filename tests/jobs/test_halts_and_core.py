@@ -66,7 +66,7 @@ def come_to_the_boundary(stage: Stage, marks: Marks) -> Actor:
     stage.until(there, "training")
     outgoing = stage.actor(1)
     stage.take(TaintSet(node=NODE, slot=outgoing.slot, key="ecc", source="a test"))
-    move = stage.until(lambda: stage.job.moves and stage.job.moves[-1], "a move")
+    move = stage.until(lambda: stage.job.moving.moves and stage.job.moving.moves[-1], "a move")
     assert move.ranks == (Rank(1),)
     stage.until(lambda: stage.job.phase is JobPhase.HALTING, "the job stops")
     return outgoing
@@ -77,14 +77,14 @@ def holds_back(*kinds: type[Order]) -> Callable[[Order], bool]:
 
 
 def resolutions(stage: Stage) -> list[Resolution]:
-    return [incident.resolution for incident in stage.job.incidents]
+    return [incident.resolution for incident in stage.job.accounting.incidents]
 
 
 def test_a_rank_leaves_a_tainted_place_to_the_bit(staged: Staged, calm: Bits) -> None:
     stage, marks = staged
     outgoing = come_to_the_boundary(stage, marks)
     marks.release()
-    stage.until(lambda: stage.job.moves[-1].state is MoveState.DONE, "moved")
+    stage.until(lambda: stage.job.moving.moves[-1].state is MoveState.DONE, "moved")
     assert stage.actor(1) is not outgoing
     (restored,) = stage.of(StateRestored)
     assert restored.sources == (1,), "from the outgoing worker"

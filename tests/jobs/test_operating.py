@@ -162,7 +162,7 @@ class TestChanging:
             ((key, taint),) = desk.service.cluster.taints.items()
             assert key == ("node-1", None, "torchrelay/cordon")
             assert (taint.effect, taint.planned) == (Effect.NO_SCHEDULE, False)
-            assert not any(job.moves for job in desk.service.cluster.jobs.values())
+            assert not any(job.moving.moves for job in desk.service.cluster.jobs.values())
             assert (await desk.say("uncordon", "node-1", "--yes")).code == 0
             assert not desk.service.cluster.taints
             await desk.say("drain", "node-1", "--yes")

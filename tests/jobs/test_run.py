@@ -69,7 +69,7 @@ def test_a_killed_rank_leaves_no_trace_in_the_bits(feature: str, phase: str, sta
     stage = staged("run", script("features"), feature, "--die", die, "--marks", str(tmp_path))
     assert stage.end() == 0, stage.all_logs()
     assert (tmp_path / die.replace("1:", "died ", 1)).exists()
-    assert [incident.resolution for incident in stage.job.incidents] == [Resolution.CLEAN]
+    assert [incident.resolution for incident in stage.job.accounting.incidents] == [Resolution.CLEAN]
     assert digests(stage) == calm
 
 
@@ -78,7 +78,7 @@ def test_a_redone_call_stands_once_in_the_record(staged: Staged, tmp_path: Path)
     die = "1:4:gate,0:5:between"
     stage = staged("run", script("features"), "plain", "--die", die, "--marks", str(tmp_path), spares=2)
     assert stage.end() == 0, stage.all_logs()
-    assert [incident.resolution for incident in stage.job.incidents] == [Resolution.CLEAN] * 2
+    assert [incident.resolution for incident in stage.job.accounting.incidents] == [Resolution.CLEAN] * 2
     assert digests(stage) == undisturbed("plain")
 
 

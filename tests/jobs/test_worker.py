@@ -102,7 +102,7 @@ def test_a_script_that_swallows_everything_is_redone_all_the_same(manners: Make)
     stage = manners("swallow")
     assert stage.end() == 0, stage.all_logs()
     assert "swallowed" in stage.log("rank-0")
-    assert [incident.resolution for incident in stage.job.incidents] == [Resolution.CLEAN]
+    assert [incident.resolution for incident in stage.job.accounting.incidents] == [Resolution.CLEAN]
     for rank in (0, 1):
         assert all(len(found) == 1 for found in stage.points(rank).values())
 
@@ -122,7 +122,7 @@ def test_an_error_that_all_ranks_catch_is_nobodys_affair(manners: Make) -> None:
     stage = manners("caught_error", spares=0)
     assert stage.end() == 0, stage.all_logs()
     assert "skipped\ncommitted 6" in stage.log("rank-0")
-    assert stage.job.incidents == ()
+    assert stage.job.accounting.incidents == ()
 
 
 def test_a_step_that_was_left_in_the_middle_of_its_update_is_not_gone_on_from(manners: Make) -> None:
@@ -169,7 +169,7 @@ def test_a_rank_that_dies_when_the_others_have_finished_is_replaced(manners: Mak
     (tmp_path / "rank-0-finished").touch()
     assert stage.end() == 0, stage.all_logs()
     # All had committed their last point before the fault: nothing that came after could prove it.
-    assert [incident.resolution for incident in stage.job.incidents] == [Resolution.RESUMED]
+    assert [incident.resolution for incident in stage.job.accounting.incidents] == [Resolution.RESUMED]
     lines = [stage.log(f"rank-{rank}").strip().splitlines()[-1] for rank in (0, 1)]
     assert lines == [lines[0]] * 2
     assert "committed 4" in lines[0]
@@ -261,7 +261,7 @@ def test_a_survivor_waits_longer_than_its_patience_while_the_orchestrator_is_the
     begin = time.monotonic()
     stage.until(lambda: time.monotonic() - begin > 5, "more than twice its patience has gone by")
     stage.hold = lambda _: False
-    stage.until(lambda: stage.job.incidents and stage.job.phase is JobPhase.RUNNING, "recovered")
+    stage.until(lambda: stage.job.accounting.incidents and stage.job.phase is JobPhase.RUNNING, "recovered")
     finish(stage, tmp_path)
 
 
@@ -270,7 +270,7 @@ def test_orders_that_come_again_and_again_are_obeyed_once(manners: Make, tmp_pat
     stage.repeat_s = 0.005  # without any pause a busy machine could not read as fast as they come
     stage.until(lambda: stage.step() >= 2, "training")
     stage.kill(1)
-    stage.until(lambda: stage.job.incidents and stage.job.phase is JobPhase.RUNNING, "recovered")
+    stage.until(lambda: stage.job.accounting.incidents and stage.job.phase is JobPhase.RUNNING, "recovered")
     assert stage.job.generation == 2
     finish(stage, tmp_path)
     for rank in (0, 1):

@@ -50,7 +50,7 @@ def check_move_quiet(state: Cluster) -> None:
             return
         now += 1_000
         cluster = advance(cluster, ev.Tick(), now + (small.LONG_MS if now > 30_000 else 0))
-    raise AssertionError(f"it stays {cluster.jobs[JOB].phase} for ever: {cluster.jobs[JOB].moves[-1:]}")
+    raise AssertionError(f"it stays {cluster.jobs[JOB].phase} for ever: {cluster.jobs[JOB].moving.moves[-1:]}")
 
 
 def standing_of(cluster: Cluster, name: WorkerId) -> Stand:

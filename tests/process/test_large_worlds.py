@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.state import Cluster
@@ -33,7 +32,7 @@ def test_most_of_them_lose_a_rack() -> None:
 def test_a_core_that_counts_each_loss_as_an_attempt_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def counting(cluster: Cluster, job: Job, reason: str, *, in_vain: bool = True) -> Cluster:
         counts = in_vain and job.phase is not JobPhase.AGREEING
-        job = job if counts else replace(job, fruitless=job.fruitless + 1)
+        job = job if counts else job.with_attempts(fruitless=job.attempts.fruitless + 1)
         return interrupt_job(cluster, job, reason, in_vain=in_vain)
 
     interrupt_job = ending.interrupt_job

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from tests.support.simulation import fingerprint
 from torchrelay.protocol.health.wait_for_graph import WaitForGraph
@@ -209,8 +208,8 @@ def requests_that_any_fault_fulfils(patch: pytest.MonkeyPatch) -> None:
 
     def weigh(cluster: Any, job: Any) -> Any:
         del cluster
-        mine = {rank: one for rank, one in job.requests.items() if job.seats[rank].worker == one.worker}
-        return structs.replace(job, requests=Table(mine))
+        mine = {rank: one for rank, one in job.moving.requests.items() if job.seats[rank].worker == one.worker}
+        return job.with_moving(requests=Table(mine))
 
     patch.setattr(recovery, "weigh_requests", weigh)
 

@@ -62,7 +62,7 @@ def check_transition(before: Cluster, happening: small.Happening, after: Cluster
         was.phase in AFTER
         and was.resume_point is not None
         and job.resume_point is not None
-        and job.restarts == was.restarts
+        and job.attempts.restarts == was.attempts.restarts
     ):
         assert job.resume_point >= was.resume_point, "the point to go on from never goes back"
     check_roster(after, job)
@@ -116,7 +116,7 @@ def left(job: Job, rank: Rank, worker: WorkerId) -> bool:
 
     Or it has never trained: a target that failed, whose outgoing worker has taken the rank back.
     """
-    outgoing_workers = {move.outgoing_workers.get(rank) for move in job.moves}
+    outgoing_workers = {move.outgoing_workers.get(rank) for move in job.moving.moves}
     return (
         worker in outgoing_workers or job.seats[rank].outgoing == worker or job.seats[rank].worker in outgoing_workers
     )
@@ -286,7 +286,8 @@ def check_progress(cluster: Cluster, job: Job) -> None:
             pass
     if job.phase in RECOVERING and job.resume_point is not None:
         assert job.open_incident is not None
-    assert all(incident.cause for incident in job.incidents[1:] if incident.resolution is not Resolution.OPEN)
+    later = job.accounting.incidents[1:]
+    assert all(incident.cause for incident in later if incident.resolution is not Resolution.OPEN)
 
 
 def check_target_point(job: Job) -> None:

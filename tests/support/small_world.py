@@ -213,13 +213,13 @@ def folded_job(job: Job) -> Job:
         last_code=1,
         waiting_ms=None if job.waiting_ms is None else 0,
         stood_ms=None if job.stood_ms is None else 0,
-        broken=None if job.broken is None else replace(job.broken, at_ms=0, cause=""),
-        raised=tuple(replace(entry, at_ms=0) for entry in job.raised),
+        broken=None if job.exceptions.broken is None else replace(job.exceptions.broken, at_ms=0, cause=""),
+        raised=tuple(replace(entry, at_ms=0) for entry in job.exceptions.raised),
         incidents=incident,
-        moves=tuple(folded_move(move) for move in job.moves[-2:]),
+        moves=tuple(folded_move(move) for move in job.moving.moves[-2:]),
         moved=0,
         cutovers=(),
-        requests=Table((rank, replace(request, group=0, asked_ms=0)) for rank, request in job.requests.items()),
+        requests=Table((rank, replace(request, group=0, asked_ms=0)) for rank, request in job.moving.requests.items()),
         outcome=None if job.outcome is None else replace(job.outcome, reason=""),
     )
 

@@ -72,7 +72,7 @@ class Story:
     @property
     def move(self) -> Move:
         """The newest."""
-        return self.job.moves[-1]
+        return self.job.moving.moves[-1]
 
     def holder(self, rank: int) -> WorkerId:
         worker = self.job.seats[Rank(rank)].worker

@@ -126,9 +126,9 @@ class Teller:
             self._roster = roster
             lines.append(roster)
         lines += [f"  -> {show_order(order)}" for order in self.story.orders()]
-        said = [text for incident in job.incidents for _, text in incident.story]
+        said = [text for incident in job.accounting.incidents for _, text in incident.story]
         lines += [f"  . {text}" for text in said[self._told :]]
-        planned = [f"{move.name} {text}" for move in job.moves for _, text in move.story]
+        planned = [f"{move.name} {text}" for move in job.moving.moves for _, text in move.story]
         lines += [f"  ~ {text}" for text in planned[self._moves_told :]]
         self._told, self._moves_told = len(said), len(planned)
         return "\n".join(lines)
@@ -149,7 +149,7 @@ class Teller:
         """The ledger's view of all incidents, and how the job ended."""
         job = self.story.job
         lines = []
-        for each in job.incidents:
+        for each in job.accounting.incidents:
             marks = " ".join(
                 f"{mark}={at}" for mark, at in sorted(each.marks.items(), key=lambda pair: (pair[1], pair[0]))
             )
@@ -158,10 +158,11 @@ class Teller:
             )
             lines.append(f"  {marks}; sources {each.sources}, {each.size} bytes, digest {each.digest!r}")
             lines += [f"  {fault.at_ms} {fault.detector}: {fault.cause} ({fault.rank})" for fault in each.faults]
-        lines += [f"{show_move(move)}; {move.kind}, tries={move.tries}: {move.reason}" for move in job.moves]
+        lines += [f"{show_move(move)}; {move.kind}, tries={move.tries}: {move.reason}" for move in job.moving.moves]
         if job.outcome is not None:
             lines.append(f"outcome {job.outcome.code}: {job.outcome.reason}")
-        counts = f"trained={job.trained} starts={job.starts} restarts={job.restarts} fruitless={job.fruitless}"
+        tried = job.attempts
+        counts = f"trained={tried.trained} starts={tried.starts} restarts={tried.restarts} fruitless={tried.fruitless}"
         return "\n".join([*lines, counts])
 
 

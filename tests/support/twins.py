@@ -25,7 +25,7 @@ def _undisturbed(script: tuple[str, ...], world: int, timeout_s: float) -> Finis
         try:
             code = stage.end(timeout_s)
             assert code == 0, stage.all_logs()
-            assert stage.job.incidents == ()
+            assert stage.job.accounting.incidents == ()
             return Finished(code, stage.all_logs(), stage.folder, read_digests(stage.digests))
         finally:
             stage.close()

@@ -132,9 +132,10 @@ class World:
             self.checker.given_up(self.machines[event.node])
         was, now = before.jobs.get(JOB), after.jobs.get(JOB)
         assert now is not None, "the job was submitted"
-        if was is not None and (was.starts, was.restarts) != (now.starts, now.restarts):
+        old, new = None if was is None else was.attempts, now.attempts
+        if old is not None and (old.starts, old.restarts) != (new.starts, new.restarts):
             self.checker.once.clear()  # all begin anew, and do again what was done once
-        if isinstance(event, ev.OnceRecorded) and event.restarts == now.restarts:
+        if isinstance(event, ev.OnceRecorded) and event.restarts == now.attempts.restarts:
             self.checker.once.setdefault(event.rank, event.value)
         check_dates(self, event, after.now_ms, was, now)
         self.seen(f"event: {type(event).__name__} in {now.phase}")
@@ -143,9 +144,10 @@ class World:
         if self.story is not None and not isinstance(event, ev.Tick):
             self.tell(f"   heard {short(event)}")
         if was is not None and was.open_move is not None and now.open_move is None:
-            self.seen(f"move: {now.moves[-1].state}")
-        if was is not None and was.moves != now.moves and now.moves:
-            self.tell(f"   {now.moves[-1].name} {now.moves[-1].state}: {now.moves[-1].story[-1][1]}")
+            self.seen(f"move: {now.moving.moves[-1].state}")
+        if was is not None and was.moving.moves != now.moving.moves and now.moving.moves:
+            move = now.moving.moves[-1]
+            self.tell(f"   {move.name} {move.state}: {move.story[-1][1]}")
         if was is not None:
             check_proofs(self, was, now)
         if was is None or (was.phase, was.generation) == (now.phase, now.generation):
@@ -159,7 +161,7 @@ class World:
         """Count what was decided."""
         if now.phase is JobPhase.STARTING:
             self.checker.started_again = True
-            if not now.incidents:
+            if not now.accounting.incidents:
                 raise Violation("all workers start again, and no incident tells of it")
         if now.phase is JobPhase.AGREEING and now.open_incident is None:
             raise Violation("training is interrupted, and no incident tells of it")
@@ -170,7 +172,7 @@ class World:
         if was.phase is JobPhase.RESUMING and now.phase is JobPhase.RUNNING:
             self.checker.trains_on(now)
         if was.open_incident is not None and now.open_incident is None:
-            self.seen(f"resolution: {now.incidents[-1].resolution}")
+            self.seen(f"resolution: {now.accounting.incidents[-1].resolution}")
 
     def entered(self, phase: WorkerPhase, rank: Rank | None) -> None:
         """A worker's main thread enters a phase."""
@@ -320,12 +322,12 @@ def judge(checker: Checker) -> None:
         checker.fail(f"the job has no end: {job.phase} since {job.phase_ms} ms, {job.why}")
         return
     code, reason = job.outcome.code, job.outcome.reason
-    if job.moved > MANY_MOVES:
-        checker.fail(f"{job.moved} moves were begun: they do not come to rest")
-    resolutions = {incident.resolution for incident in job.incidents}
+    if job.moving.named > MANY_MOVES:
+        checker.fail(f"{job.moving.named} moves were begun: they do not come to rest")
+    resolutions = {incident.resolution for incident in job.accounting.incidents}
     if Resolution.OPEN in resolutions:
         checker.fail("an incident is left open")
-    if not reason or any(not incident.cause for incident in job.incidents):
+    if not reason or any(not incident.cause for incident in job.accounting.incidents):
         checker.fail("an end, or an incident, without a reason")
     if code == 0:
         _judge_success(checker)
@@ -333,7 +335,7 @@ def judge(checker: Checker) -> None:
         _judge_failure(checker, code, reason)
     if Resolution.ROLLED_BACK in resolutions and not checker.unheld:
         checker.fail("all went back to a snapshot, and every shard had a holder")
-    lost = max(incident.lost for incident in job.incidents) if job.incidents else 0
+    lost = max(incident.lost for incident in job.accounting.incidents) if job.accounting.incidents else 0
     if lost > checker.world.plan.snapshots and not checker.node_was_lost:
         checker.fail(f"{lost} steps were made again, with snapshots every {checker.world.plan.snapshots}")
     if Resolution.FELL_BACK in resolutions and not checker.must_lose():

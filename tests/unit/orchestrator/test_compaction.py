@@ -121,7 +121,7 @@ class TestSnapshot:
 
     def test_the_shape_tells_of_every_field_and_of_the_rules(self) -> None:
         told = saved_cluster.shape_of(saved_cluster.SavedCluster, set())
-        for name in ("foreign", "left_out_ms", "asked_buddies", "snapshot_buddies", "JobPhase", "to_slot"):
+        for name in ("foreign", "left_out_ms", "asked_buddies", "furthest", "JobPhase", "to_slot"):
             assert name in told, name
         assert saved_cluster.SHAPE.startswith(f"{RULES_VERSION}:")
 
@@ -290,7 +290,8 @@ class TestJournal:
         async def story() -> None:
             async with serving(tmp_path) as service:
                 assert service._compaction.seq > 0
-                assert [incident.number for incident in service.cluster.jobs[JOB].incidents] == list(range(1, 41))
+                incidents = service.cluster.jobs[JOB].accounting.incidents
+                assert [incident.number for incident in incidents] == list(range(1, 41))
                 assert len(service.moments.after(-1)) >= archive.BACK
                 assert service.moments.after(service.journal.last_seq - archive.BACK)[0].seq == (
                     service.journal.last_seq - archive.BACK + 1

@@ -22,7 +22,7 @@ FULL = "OSError: [Errno 28] No space left on device: '/ckpt/17.pt' (train.py:40)
 
 def views(story: Story) -> list[IncidentView]:
     scene = Scene(story.cluster, FailureDetector(), {}, (), story.cluster.now_ms)
-    return [view_incident(scene, incident) for incident in story.job.incidents]
+    return [view_incident(scene, incident) for incident in story.job.accounting.incidents]
 
 
 def lines(story: Story) -> list[Line]:

@@ -136,7 +136,7 @@ def test_no_node_is_lost_and_no_deadline_passes_while_the_orchestrator_has_too_m
                 service._pass_time()
             assert rounds == 3
             assert service.cluster.nodes[NODE].alive
-            assert not service.cluster.jobs[JOB].incidents
+            assert not service.cluster.jobs[JOB].accounting.incidents
             assert service.cluster.jobs[JOB].phase is heard.jobs[JOB].phase
             assert sum(told(tmp_path)) > 3 * 18_000, "and the ledger knows of it"
 
@@ -214,7 +214,7 @@ def test_after_a_restart_the_time_without_any_orchestrator_is_told(tmp_path: Pat
             now.sleep(0.5)
             await service.attach(link, link.joined())
             assert told(tmp_path)[before:] == [40_000, 1_000, 500]
-            assert service.cluster.jobs[JOB].left_out_ms == sum(told(tmp_path))
+            assert service.cluster.jobs[JOB].accounting.left_out_ms == sum(told(tmp_path))
 
     wall[0] += 40_000
     run(second)
@@ -290,7 +290,7 @@ def test_without_any_job_there_is_nothing_to_tell(tmp_path: Path) -> None:
             await service.attach(link, link.joined())
             await train(service, link)
             assert told(tmp_path) == []
-            assert service.cluster.jobs[JOB].left_out_ms == 0
+            assert service.cluster.jobs[JOB].accounting.left_out_ms == 0
 
     run(story)
 

@@ -213,7 +213,7 @@ class TestWhy:
 
     def test_a_rank_that_the_limit_holds(self) -> None:
         story = two_nodes()
-        story.cluster = story.cluster.with_job(replace(story.job, cutovers=tuple(range(60))))
+        story.cluster = story.cluster.with_job(story.job.with_moving(cutovers=tuple(range(60))))
         carried_out(story, migrate(story, 2))
         assert "--moves-per-hour" in self.lines(story, "rank 2")
 
@@ -303,7 +303,7 @@ def test_the_way_of_a_move_is_kept_when_the_core_has_forgotten_it() -> None:
     carried_out(story, planned)
     note_ways(ways, before, story.cluster)
     carried_out(story, migrate(story, 2, cancel=True))
-    (move,) = story.job.moves
+    (move,) = story.job.moving.moves
     assert not move.targets
     (leg,) = scene(story, ways).way(story.job, move)
     assert (leg.from_text, leg.to_text) == ("node-1/0", "node-0/2")

@@ -29,12 +29,12 @@ def recovered() -> Story:
 
 
 def resolutions(story: Story) -> list[Resolution]:
-    return [incident.resolution for incident in story.job.incidents]
+    return [incident.resolution for incident in story.job.accounting.incidents]
 
 
 def lines(story: Story) -> list[Line]:
     scene = Scene(story.cluster, FailureDetector(), {}, (), story.cluster.now_ms)
-    return [line_of(view_incident(scene, incident)) for incident in story.job.incidents]
+    return [line_of(view_incident(scene, incident)) for incident in story.job.accounting.incidents]
 
 
 def finish(story: Story, *points: Point | None) -> None:
@@ -54,8 +54,8 @@ class TestProof:
         assert resolutions(story) == [Resolution.RESUMED], "there they had been before"
         story.prove(NEXT)
         assert resolutions(story) == [Resolution.CLEAN]
-        assert story.job.unproved == 0
-        assert story.job.incidents[0].story[-1][1] == "resolved: clean, as all ranks have committed 4"
+        assert story.job.accounting.unproved == 0
+        assert story.job.accounting.incidents[0].story[-1][1] == "resolved: clean, as all ranks have committed 4"
 
     def test_the_next_fault_does_not_prove_the_one_before_and_what_comes_then_proves_both(self) -> None:
         story = recovered()
@@ -63,9 +63,9 @@ class TestProof:
         story.lose(story.holder(0), signal=9)
         assert resolutions(story) == [Resolution.RESUMED, Resolution.OPEN]
         story.settle()
-        assert (resolutions(story), story.job.unproved) == ([Resolution.RESUMED] * 2, 2)
+        assert (resolutions(story), story.job.accounting.unproved) == ([Resolution.RESUMED] * 2, 2)
         story.prove(NEXT)
-        assert (resolutions(story), story.job.unproved) == ([Resolution.CLEAN] * 2, 0)
+        assert (resolutions(story), story.job.accounting.unproved) == ([Resolution.CLEAN] * 2, 0)
 
     def test_a_point_of_a_generation_that_is_not_there_yet_proves_nothing(self) -> None:
         story = recovered()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace as replaced
 
 from tests.support.brain import JOB, NODE, RecordingLink, sample, serving, spec, train, until
 from tests.support.service import FakeTime, run
@@ -154,7 +153,8 @@ class TestReplay:
             async with serving(tmp_path) as service:
                 job = service.cluster.jobs[JOB]
                 # On a busy machine it was away for so long that it is worth a word.
-                assert service.cluster.with_job(replaced(job, left_out_ms=before.jobs[JOB].left_out_ms)) == before
+                left_out_ms = before.jobs[JOB].accounting.left_out_ms
+                assert service.cluster.with_job(job.with_accounting(left_out_ms=left_out_ms)) == before
                 link = RecordingLink()
                 await service.attach(link, link.joined(alive=before.workers.values()))
                 service.remind(link)

@@ -34,7 +34,7 @@ def test_what_is_not_under_way_does_not_count() -> None:
         story.stands[story.holder(rank)] = Stand(HERE, WorkerPhase.BETWEEN, Point(9))
     story.answer((od.Halt,))
     assert story.job.boundary == HERE
-    assert story.job.incidents[-1].resume_point == HERE
+    assert story.job.accounting.incidents[-1].resume_point == HERE
     story = quiescing()
     for rank in (0, 1):
         story.stands[story.holder(rank)] = Stand(HERE, WorkerPhase.COMPUTING)
@@ -104,7 +104,7 @@ def test_all_targets_have_to_be_there_before_ranks_change_hands() -> None:
         1: "at:node-0.1.1",
     }
     story.settle()
-    assert (story.move.state, story.job.incidents[-1].sources) == (MoveState.DONE, (0, 1))
+    assert (story.move.state, story.job.accounting.incidents[-1].sources) == (MoveState.DONE, (0, 1))
 
 
 def test_a_fault_after_a_cutover_of_all_ranks_goes_on_from_where_the_outgoing_workers_stand() -> None:
@@ -156,8 +156,8 @@ def test_the_cutovers_of_the_last_hour_are_kept() -> None:
         story.wait(at - story.now_ms)
         story.hear(asked(1))
         story.settle()
-        assert story.job.cutovers == kept
-        story.train(Point(len(story.job.moves) * 10))
+        assert story.job.moving.cutovers == kept
+        story.train(Point(len(story.job.moving.moves) * 10))
 
 
 def test_a_move_is_progress_and_the_interruption_knows_its_move() -> None:
@@ -167,12 +167,13 @@ def test_a_move_is_progress_and_the_interruption_knows_its_move() -> None:
     assert story.job.resume_point == HERE
     story.lose(story.holder(1), signal=SIGKILL)
     story.settle()
-    assert story.job.fruitless == 1
+    assert story.job.attempts.fruitless == 1
     story.train(HERE)
     story.hear(asked(1))
     story.settle()
-    assert (story.job.fruitless, story.job.resume_point, story.job.trained, story.job.starts) == (0, NEXT, True, 0)
-    assert (story.job.incidents[-1].move, story.job.incidents[-1].kind, story.move.incident) == (1, "planned", 3)
+    tried, incident = story.job.attempts, story.job.accounting.incidents[-1]
+    assert (tried.fruitless, story.job.resume_point, tried.trained, tried.starts) == (0, NEXT, True, 0)
+    assert (incident.move, incident.kind, story.move.incident) == (1, "planned", 3)
 
 
 def test_a_move_after_which_nothing_was_committed_is_no_progress() -> None:
@@ -180,14 +181,14 @@ def test_a_move_after_which_nothing_was_committed_is_no_progress() -> None:
     for _ in range(2):
         story.lose(story.holder(1), signal=SIGKILL)
         story.settle()
-    before = story.job.fruitless
+    before = story.job.attempts.fruitless
     story.hear(asked(1))
     story.answer((od.StartWorker,))
     story.answer((od.Assign,))
     for rank in (0, 1):
         story.stands[story.holder(rank)] = Stand(HERE, WorkerPhase.BETWEEN)
     story.settle()
-    assert (story.job.resume_point, story.job.fruitless, before > 0) == (HERE, before, True)
+    assert (story.job.resume_point, story.job.attempts.fruitless, before > 0) == (HERE, before, True)
 
 
 # ---------------------------------------------------------------- after the cutover
@@ -219,10 +220,10 @@ def test_a_rank_that_went_back_is_moved_again_and_given_up_after_three_tries() -
         assert story.move.state is MoveState.CUT_OVER
     story.hear(ev.FreezeSet(source="ann"), asked(0))
     brought_home(story)
-    given_up = story.job.moves[0]
+    given_up = story.job.moving.moves[0]
     assert (given_up.state, given_up.again_ms) == (MoveState.FAILED, story.now_ms + 300_000)
     assert given_up.story[-1][1] == "given up after 3 tries"
-    assert set(story.job.requests) == {0}
+    assert set(story.job.moving.requests) == {0}
 
 
 def test_of_two_ranks_only_the_one_that_went_back_is_moved_again() -> None:
@@ -322,8 +323,8 @@ def test_the_newest_moves_are_kept() -> None:
     for _ in range(70):
         story.hear(ev.FreezeSet(source="ann"), asked(1))
         story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(1),), source="ann"))
-    assert (len(story.job.moves), story.job.moves[0].number, story.move.number) == (64, 7, 70)
-    assert {move.state for move in story.job.moves} == {MoveState.CALLED_OFF}
+    assert (len(story.job.moving.moves), story.job.moving.moves[0].number, story.move.number) == (64, 7, 70)
+    assert {move.state for move in story.job.moving.moves} == {MoveState.CALLED_OFF}
 
 
 # ---------------------------------------------------------------- who is waited for, and how long
@@ -387,7 +388,7 @@ def test_a_boundary_that_comes_to_nothing_three_times_is_given_up() -> None:
     assert (story.job.phase, story.move.state, story.move.tries) == (JobPhase.RELEASING, MoveState.FAILED, 3)
     assert story.move.story[-1][1] == "called off: given up after 3 tries: rank 0 did not say how far it is"
     assert story.cluster.workers[target].life is Life.FENCING
-    assert (len(story.job.requests), story.move.again_ms) == (0, story.now_ms + 300_000)
+    assert (len(story.job.moving.requests), story.move.again_ms) == (0, story.now_ms + 300_000)
 
 
 def test_a_target_that_was_told_where_to_go_is_let_go_and_does_not_count_as_lost() -> None:
@@ -446,12 +447,12 @@ def test_a_move_shows_that_a_job_that_had_to_start_again_trains() -> None:
     story.settle()
     story.lose(story.holder(1), signal=SIGKILL)
     story.answer((od.Interrupt,))
-    assert story.job.starts == 1
+    assert story.job.attempts.starts == 1
     story.settle()
     story.train(HERE)
     story.hear(asked(1))
     story.settle()
-    assert (story.move.state, story.job.starts) == (MoveState.DONE, 0)
+    assert (story.move.state, story.job.attempts.starts) == (MoveState.DONE, 0)
 
 
 def test_who_serves_is_asked_anew_in_each_generation() -> None:
@@ -494,5 +495,5 @@ def test_when_it_is_given_up_only_what_went_back_is_forgotten() -> None:
         assert story.move.state is MoveState.CUT_OVER
     story.hear(ev.FreezeSet(source="ann"), asked(0))
     brought_home(story)
-    assert (story.move.state, story.job.moves[0].state) == (MoveState.WAITING, MoveState.FAILED)
-    assert (set(story.job.requests), story.move.ranks) == ({0}, (0,))
+    assert (story.move.state, story.job.moving.moves[0].state) == (MoveState.WAITING, MoveState.FAILED)
+    assert (set(story.job.moving.requests), story.move.ranks) == ({0}, (0,))

@@ -31,7 +31,7 @@ def test_a_job_that_never_commits_anything_tries_it_so_often() -> None:
         story.settle()
         story.lose(story.holder(1), code=4)
         story.answer((od.Interrupt,))
-        assert story.job.starts == attempt
+        assert story.job.attempts.starts == attempt
     story.settle()
     story.lose(story.holder(1), code=4)
     story.answer((od.Interrupt,))
@@ -51,7 +51,7 @@ def test_a_start_that_commits_something_begins_the_count_anew() -> None:
     story.lose(story.holder(1), code=4)
     story.settle()
     assert story.job.phase is JobPhase.RUNNING
-    assert (story.job.starts, story.job.trained) == (0, True)
+    assert (story.job.attempts.starts, story.job.attempts.trained) == (0, True)
 
 
 def test_a_job_that_only_recovers_gives_up_and_one_that_trains_does_not() -> None:
@@ -60,11 +60,11 @@ def test_a_job_that_only_recovers_gives_up_and_one_that_trains_does_not() -> Non
         story.lose(story.holder(1), signal=9)
         story.settle()
         story.train(HERE)
-        assert story.job.fruitless == (0 if count == 1 else count - 1)
+        assert story.job.attempts.fruitless == (0 if count == 1 else count - 1)
     story.train(NEXT)
     story.lose(story.holder(1), signal=9)
     story.settle()
-    assert story.job.fruitless == 0
+    assert story.job.attempts.fruitless == 0
     for _ in range(GENERATION_BUDGET):
         story.train(NEXT)
         story.lose(story.holder(1), signal=9)
@@ -82,9 +82,9 @@ def test_a_fall_back_is_no_failed_start() -> None:
     story.settle()
     story.hear(say(story, ev.CollectiveFailed, 1, summary="reset"))
     story.hear(raised(story, 0, kind="undeclared"))
-    assert (story.job.phase, story.job.starts, story.job.restarts) == (JobPhase.STARTING, 0, 1)
-    assert story.job.broken is None
-    assert story.job.incidents[-1].resolution is Resolution.FELL_BACK
+    assert (story.job.phase, story.job.attempts.starts, story.job.attempts.restarts) == (JobPhase.STARTING, 0, 1)
+    assert story.job.exceptions.broken is None
+    assert story.job.accounting.incidents[-1].resolution is Resolution.FELL_BACK
 
 
 def test_after_a_fall_back_the_wait_for_places_begins_anew() -> None:
@@ -92,13 +92,13 @@ def test_after_a_fall_back_the_wait_for_places_begins_anew() -> None:
     story.lose(story.holder(1), signal=SIGKILL)
     story.answer((od.Interrupt,))
     story.wait(5_000)
-    assert (story.job.phase, story.job.restarts) == (JobPhase.STARTING, 1)
+    assert (story.job.phase, story.job.attempts.restarts) == (JobPhase.STARTING, 1)
     story.settle()
     story.wait(4_999)
     assert story.job.outcome is None
     story.wait(1)
     assert story.job.outcome is not None
-    assert (story.job.waiting_ms, story.job.broken) == (None, None)
+    assert (story.job.waiting_ms, story.job.exceptions.broken) == (None, None)
 
 
 def test_a_replacement_at_the_safepoint_is_counted_on() -> None:
@@ -174,7 +174,7 @@ def test_buddies_are_asked_however_late_the_loss_of_a_node_is_heard(late_ms: int
     story.stands = {worker: replace(stand, keeps=True) for worker, stand in story.stands.items()}
     story.settle()
     assert story.job.phase is JobPhase.RUNNING
-    assert story.job.incidents[-1].resolution is Resolution.RESUMED
+    assert story.job.accounting.incidents[-1].resolution is Resolution.RESUMED
 
 
 def test_buddies_are_waited_for_as_long_as_for_a_report() -> None:
@@ -269,7 +269,7 @@ def test_who_stands_at_a_boundary_has_said_so_once_and_the_first_dates_it() -> N
     for rank, at_ms in ((1, 10), (0, 20), (2, 30)):
         story.wait(at_ms - story.now_ms)
         story.hear(say(story, ev.WorkerReady, rank, point=NEXT, private=b"first"))
-    assert story.job.incidents[-1].marks[Mark.STOOD] == 10
+    assert story.job.accounting.incidents[-1].marks[Mark.STOOD] == 10
     before = story.cluster
     story.hear(say(story, ev.WorkerReady, 1, point=NEXT, private=b"second"))
     assert story.cluster == before
@@ -317,19 +317,19 @@ def test_no_move_outlives_its_workers() -> None:
     story = halting(0, max_restarts=1)
     target = story.move.targets[Rank(0)]
     story.hear(asked(1), raised(story, 0, kind="undeclared", summary="all_reduce"))
-    assert (story.job.phase, story.job.restarts, story.job.boundary) == (JobPhase.STARTING, 1, None)
-    assert (story.job.moves[0].state, story.job.moves[0].story[-1][1]) == (
+    assert (story.job.phase, story.job.attempts.restarts, story.job.boundary) == (JobPhase.STARTING, 1, None)
+    assert (story.job.moving.moves[0].state, story.job.moving.moves[0].story[-1][1]) == (
         MoveState.CALLED_OFF,
         "all workers start again: all_reduce",
     )
-    assert (story.cluster.workers[target].life, len(story.job.requests)) == (Life.FENCING, 2)
+    assert (story.cluster.workers[target].life, len(story.job.moving.requests)) == (Life.FENCING, 2)
 
 
 def test_a_move_ends_with_its_job() -> None:
     story = preparing()
     story.hear(ev.JobCancelled(job=JOB, reason="enough"))
     assert (story.move.state, story.move.story[-1][1]) == (MoveState.CALLED_OFF, "the job ends with 130: enough")
-    assert len(story.job.requests) == 0
+    assert len(story.job.moving.requests) == 0
 
 
 def broken(story: Story) -> None:

@@ -60,7 +60,7 @@ def test_who_differs_is_replaced_and_its_place_taken_last(story: Story) -> None:
     culprit = story.holder(1)
     story.hear(differ(story, 1))
     assert story.job.phase is JobPhase.AGREEING
-    (fault,) = story.job.incidents[-1].faults
+    (fault,) = story.job.accounting.incidents[-1].faults
     assert (fault.rank, fault.worker, fault.detector, fault.cause) == (1, culprit, DETECTOR, "ranks (1,) differ")
     (taint,) = story.cluster.taints.values()
     assert (taint.node, taint.slot, taint.key, taint.effect) == (
@@ -72,7 +72,7 @@ def test_who_differs_is_replaced_and_its_place_taken_last(story: Story) -> None:
     assert "differ" in taint.reason
     story.settle()
     assert story.job.open_incident is None
-    assert story.job.incidents[-1].sources == (Rank(0),)
+    assert story.job.accounting.incidents[-1].sources == (Rank(0),)
     assert story.holder(1) != culprit
 
 
@@ -112,7 +112,7 @@ def test_another_rank_that_differs_after_a_recovery_is_replaced_as_ever(story: S
     taken_over(story, 1)
     story.hear(structs.replace(differ(story, 2), since=Point(3)))
     assert story.job.outcome is None
-    assert story.job.incidents[-1].faults[0].rank == 2
+    assert story.job.accounting.incidents[-1].faults[0].rank == 2
 
 
 def test_a_replacement_that_differs_much_later_is_replaced_as_ever(story: Story) -> None:
@@ -195,7 +195,7 @@ def test_replicas_that_end_with_other_parameters_end_the_job(held: tuple[str, ..
     assert story.job.outcome is not None, "a checkpoint of its own may hold them, too: no restart"
     assert (story.job.outcome.code, story.job.phase) == (91, JobPhase.ENDING)
     assert story.job.outcome.reason.startswith(words)
-    assert story.job.incidents[-1].faults[-1].detector == DETECTOR
+    assert story.job.accounting.incidents[-1].faults[-1].detector == DETECTOR
 
 
 def test_a_replacement_of_a_rank_that_had_finished_tells_its_own(story: Story) -> None:

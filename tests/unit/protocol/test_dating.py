@@ -40,7 +40,7 @@ def until(story: Story, phase: JobPhase) -> None:
 
 
 def incident(story: Story) -> Incident:
-    return story.job.incidents[-1]
+    return story.job.accounting.incidents[-1]
 
 
 def pause(story: Story) -> int | None:
@@ -68,7 +68,7 @@ def test_it_is_the_same_for_all_jobs_and_adds_up() -> None:
     story = running()
     left_out(story, 70)
     left_out(story, 30)
-    assert (story.job.left_out_ms, story.job.moment(1_000, 20)) == (100, 1_080)
+    assert (story.job.accounting.left_out_ms, story.job.moment(1_000, 20)) == (100, 1_080)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_an_echo_says_no_more_than_when() -> None:
     story.hear(echo)
     assert incident(story).marks[Mark.FAULT] == 970
     assert len(incident(story).faults) == 1
-    assert story.job.broken is None
+    assert story.job.exceptions.broken is None
     story.hear(say(story, ev.CollectiveFailed, 0, generation=first, summary="reset"))
     assert incident(story).marks[Mark.FAULT] == 970
     other = say(story, ev.CollectiveFailed, 0, generation=story.job.generation, summary="reset", age_ms=500)
@@ -205,7 +205,7 @@ def test_the_grace_after_a_failed_collective_is_not_left_out() -> None:
     story.hear(say(story, ev.CollectiveFailed, 0, summary="reset", age_ms=900))
     left_out(story)
     story.wait(999)
-    assert not story.job.incidents, "what nobody heard may be the cause"
+    assert not story.job.accounting.incidents, "what nobody heard may be the cause"
     story.wait(1)
     assert story.job.phase is JobPhase.AGREEING
     assert incident(story).marks[Mark.FAULT] == 100

@@ -51,7 +51,7 @@ def test_two_that_end_alike_at_one_point_end_the_job(how: dict[str, Any], code: 
     assert story.job.outcome is not None
     assert story.job.outcome.code == code
     assert "the script's own error, on two workers that held rank 1: both ended alike after 3" in story.job.why
-    told = exclusion(story.job.incidents[0], story.job)
+    told = exclusion(story.job.accounting.incidents[0], story.job)
     assert told is not None
     assert told.reason is Exclusion.USER_BUG
 
@@ -100,7 +100,7 @@ def test_collectives_that_do_not_match_are_named_on_whichever_ranks_they_strike(
     again(story)
     dies(story, 0, signal=ABORT, cause=f"SIGABRT: {MISMATCH}: 4 bytes came (train.py:5)")
     if restarts:
-        assert story.job.incidents[-1].resolution is Resolution.FELL_BACK
+        assert story.job.accounting.incidents[-1].resolution is Resolution.FELL_BACK
         return
     assert story.job.outcome is not None
     assert story.job.outcome.code == 91
@@ -117,7 +117,7 @@ def test_a_replacement_that_cannot_go_where_its_rank_was_falls_back(kind: str, c
     story.hear(raised(story, 1, kind=kind, point=None, summary="it went on with a loop of epochs"))
     if restarts:
         assert story.job.phase is JobPhase.STARTING
-        assert story.job.incidents[-1].resolution is Resolution.FELL_BACK
+        assert story.job.accounting.incidents[-1].resolution is Resolution.FELL_BACK
     else:
         assert story.job.outcome is not None
         assert story.job.outcome.code == code
@@ -190,4 +190,4 @@ def test_how_a_worker_ends_that_we_have_killed_says_nothing_of_the_job() -> None
     story.hear(ev.WorkerHung(worker=worker, evidence="stands still", age_ms=0))
     dies_of_us = ev.WorkerExited(worker=worker, node=story.cluster.workers[worker].node, signal=KILL)
     story.hear(dies_of_us)
-    assert story.job.last_code == 1
+    assert story.job.exceptions.last_code == 1

@@ -306,7 +306,7 @@ def away(*, waited_ms: int = 0, **fields: Any) -> Story:
 def test_nobody_goes_home_who_is_not_to() -> None:
     story = away(return_home=False)
     story.wait(10 * AWAY_MS)
-    assert (wishes_to_move(story.cluster, story.job), len(story.job.moves)) == ({}, 1)
+    assert (wishes_to_move(story.cluster, story.job), len(story.job.moving.moves)) == ({}, 1)
 
 
 def test_the_time_away_begins_with_the_move() -> None:
@@ -367,10 +367,10 @@ def test_who_is_moved_by_a_fault_on_its_way_home_has_moved() -> None:
     assert (story.move.tries, len(story.move.targets)) == (1, 0)
     story.lose(away, signal=SIGKILL)
     assert story.holder(1).startswith("node-3")
-    assert [move.state for move in story.job.moves] == [MoveState.DONE, MoveState.RECOVERED]
+    assert [move.state for move in story.job.moving.moves] == [MoveState.DONE, MoveState.RECOVERED]
 
 
 def test_in_a_move_that_has_cut_over_nothing_is_wished_of_the_new_holder() -> None:
     story = cut_over()
-    assert set(story.job.requests) == {1}
+    assert set(story.job.moving.requests) == {1}
     assert wishes_to_move(story.cluster, story.job) == {}

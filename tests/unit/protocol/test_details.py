@@ -78,7 +78,7 @@ def test_once_started_a_job_starts_again_on_the_nodes_that_are_left() -> None:
     story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=2, nproc_per_node=1, nodes=2)))
     story.hear(ev.NodeLost(node=NodeId("node-1"), incarnation="a", reason="silence"))
     story.settle()
-    assert (story.job.phase, story.job.starts) == (JobPhase.RUNNING, 1)
+    assert (story.job.phase, story.job.attempts.starts) == (JobPhase.RUNNING, 1)
 
 
 def test_who_is_lost_at_the_first_wiring_makes_all_start_again() -> None:
@@ -86,7 +86,7 @@ def test_who_is_lost_at_the_first_wiring_makes_all_start_again() -> None:
     while story.job.phase is not JobPhase.RECONFIGURING:
         story.answer()
     story.lose(story.holder(1), signal=SIGKILL)
-    assert (story.job.phase, story.job.starts, story.job.generation) == (JobPhase.STARTING, 1, 2)
+    assert (story.job.phase, story.job.attempts.starts, story.job.generation) == (JobPhase.STARTING, 1, 2)
 
 
 def test_a_name_may_have_digits_that_are_no_numbers() -> None:
@@ -119,7 +119,7 @@ def test_wanted_nodes_are_served_as_people_sort_them() -> None:
     story = on_nodes(11, 1, nproc_per_node=1, nodes=2, spares=0)
     to = Table({Rank(0): NodeId("node-10"), Rank(1): NodeId("node-2")})
     move = Move(1, MoveKind.PLANNED, (Rank(0), Rank(1)), "a wish", 0, MoveState.PREPARING, to=to)
-    job = replace(story.job, moves=(move,))
+    job = story.job.with_moving(moves=(move,))
     assert asked_nodes(story.cluster, job, free_slots(story.cluster, job)) == ["node-2", "node-10"]
 
 
@@ -163,7 +163,7 @@ def test_what_is_said_again_and_again_stands_in_the_story_once() -> None:
     for _ in range(3):
         story.wait(10)
         story.hear(say(story, ev.RestoreFailed, 1, source=Rank(7), reason="refused"))
-    told = [text for _, text in story.job.incidents[-1].story if "could not be restored" in text]
+    told = [text for _, text in story.job.accounting.incidents[-1].story if "could not be restored" in text]
     assert len(told) == 1
 
 
@@ -205,7 +205,7 @@ def test_one_who_raised_and_is_gone_does_not_hide_another_who_raised_and_stays()
     story = after_an_error(NEXT)
     story.hear(raised(story, 0, signature="other", point=NEXT))
     story.wait(DYING_MS)
-    assert story.job.incidents[-1].faults[0].cause == "raised and did not end: E"
+    assert story.job.accounting.incidents[-1].faults[0].cause == "raised and did not end: E"
 
 
 def test_what_was_raised_in_the_wake_of_a_fault_is_settled_when_training_goes_on() -> None:
@@ -215,7 +215,7 @@ def test_what_was_raised_in_the_wake_of_a_fault_is_settled_when_training_goes_on
     story.wait(300)
     story.settle()
     assert story.job.phase is JobPhase.RUNNING
-    assert [entry.rank for entry in story.job.raised] == [1]
+    assert [entry.rank for entry in story.job.exceptions.raised] == [1]
 
 
 def test_a_wait_for_a_spare_that_is_over_does_not_count_for_the_next() -> None:
@@ -238,7 +238,7 @@ def test_ranks_count_as_given_away_when_the_last_of_them_is() -> None:
         story.hear(ev.WorkerHung(worker=worker, evidence="stopped"))
     story.lose(first)
     assert [story.job.seats[Rank(rank)].worker is None for rank in (1, 2)] == [False, True]
-    assert Mark.ACQUIRED not in story.job.incidents[-1].marks
+    assert Mark.ACQUIRED not in story.job.accounting.incidents[-1].marks
 
 
 def test_a_rank_stays_on_its_own_node_whatever_else_was_lost_since() -> None:
@@ -284,7 +284,7 @@ def test_a_node_that_is_lost_before_anybody_joined_takes_nothing_with_it() -> No
     story.hear(*(say(story, ev.WorkerResumed, rank) for rank in (0, 1)))
     assert story.job.why == "training"
     story.hear(ev.NodeLost(node=NODE, incarnation="a", reason="silence"))
-    assert (story.job.phase, story.job.starts) == (JobPhase.STARTING, 1)
+    assert (story.job.phase, story.job.attempts.starts) == (JobPhase.STARTING, 1)
 
 
 def test_what_lost_ranks_left_tells_whether_anything_was_committed() -> None:
@@ -327,7 +327,7 @@ def test_the_code_of_an_exit_belongs_to_what_its_own_process_raised() -> None:
     story = running(ranks=3)
     story.hear(raised(story, 0, signature="one"), raised(story, 1, signature="other"))
     story.lose(story.holder(1), code=5)
-    assert [entry.code for entry in story.job.raised] == [None, 5]
+    assert [entry.code for entry in story.job.exceptions.raised] == [None, 5]
 
 
 # ---------------------------------------------------------------- orders

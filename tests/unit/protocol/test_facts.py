@@ -141,7 +141,7 @@ def test_a_fault_is_dated_by_its_detector() -> None:
         story = running()
         story.wait(1_000)
         story.hear(event)
-        marks = story.job.incidents[-1].marks
+        marks = story.job.accounting.incidents[-1].marks
         assert (marks[Mark.FAULT], marks[Mark.HEARD]) == (960, 1_000)
 
 
@@ -155,8 +155,8 @@ def test_how_a_worker_ended_is_told() -> None:
     ):
         story = running()
         story.hear(ev.WorkerExited(worker=story.holder(1), node=NODE, **how))
-        assert story.job.incidents[-1].cause == told
-        assert story.job.last_code == code
+        assert story.job.accounting.incidents[-1].cause == told
+        assert story.job.exceptions.last_code == code
 
 
 def test_what_holders_left_is_kept_newest_last_and_once_a_point() -> None:
@@ -240,7 +240,8 @@ def test_a_refusal_ends_the_job_and_is_no_incident_of_ours() -> None:
     story.hear(raised(story, 0, kind="refused", summary="models differ"))
     assert story.job.outcome is not None
     assert (story.job.outcome.code, story.job.outcome.reason) == (REFUSED, "models differ")
-    assert (story.job.incidents[-1].resolution, story.job.incidents[-1].eligible) == (Resolution.ENDED, False)
+    incident = story.job.accounting.incidents[-1]
+    assert (incident.resolution, incident.eligible) == (Resolution.ENDED, False)
 
 
 def test_a_stop_by_the_operator_is_no_incident_of_ours() -> None:
@@ -249,7 +250,7 @@ def test_a_stop_by_the_operator_is_no_incident_of_ours() -> None:
     story.hear(ev.JobCancelled(job=JOB, reason="Ctrl-C"))
     assert story.job.outcome is not None
     assert (story.job.outcome.code, story.job.outcome.reason) == (STOPPED, "Ctrl-C")
-    assert story.job.incidents[-1].eligible is False
+    assert story.job.accounting.incidents[-1].eligible is False
     story.settle()
     assert story.job.phase is JobPhase.ENDED
     assert not changes(story, ev.JobCancelled(job=JOB, reason="again"))
@@ -271,13 +272,13 @@ def test_the_same_error_at_another_point_is_another_error() -> None:
     story.hear(raised(story, 0, point=HERE, fatal=False), raised(story, 1, point=NEXT))
     story.lose(story.holder(1), code=5)
     assert story.job.phase is JobPhase.AGREEING
-    assert [entry.code for entry in story.job.raised] == [None, 5]
+    assert [entry.code for entry in story.job.exceptions.raised] == [None, 5]
 
 
 def test_no_more_exceptions_are_remembered_than_are_useful() -> None:
     story = running(ranks=70, spares=0)
     story.hear(*(raised(story, rank, signature=str(rank), fatal=False) for rank in range(70)))
-    assert [entry.rank for entry in story.job.raised] == list(range(6, 70))
+    assert [entry.rank for entry in story.job.exceptions.raised] == list(range(6, 70))
 
 
 def test_an_exception_that_does_not_end_its_process_is_ended_after_its_time() -> None:
@@ -339,8 +340,8 @@ def test_a_loss_explains_a_broken_collective() -> None:
     story.hear(say(story, ev.CollectiveFailed, 0, summary="reset"))
     story.wait(500)
     story.lose(story.holder(1), signal=SIGKILL)
-    assert [fault.detector for fault in story.job.incidents[-1].faults] == ["agent: process exit"]
-    assert story.job.broken is None
+    assert [fault.detector for fault in story.job.accounting.incidents[-1].faults] == ["agent: process exit"]
+    assert story.job.exceptions.broken is None
 
 
 # ---------------------------------------------------------------- answers
@@ -358,7 +359,7 @@ def test_the_first_report_counts() -> None:
     held.wait(10)
     assert not changes(held, say(held, ev.WorkerReported, 0, committed=Point(9), **where))
     held.hear(say(held, ev.WorkerReported, 1, committed=HERE, **where))
-    marks = held.job.incidents[-1].marks
+    marks = held.job.accounting.incidents[-1].marks
     assert (marks[Mark.INTERRUPTED], marks[Mark.AGREED]) == (10, 20)
     assert held.job.resume_point == HERE
 
@@ -376,11 +377,11 @@ def test_the_last_to_connect_dates_the_reconfiguring() -> None:
     story.wait(10)
     story.hear(say(story, ev.WorkerReconfigured, 0))
     story.wait(10)
-    assert Mark.RECONFIGURED not in story.job.incidents[-1].marks
+    assert Mark.RECONFIGURED not in story.job.accounting.incidents[-1].marks
     story.hear(say(story, ev.WorkerReconfigured, 1))
     story.wait(10)
     story.hear(say(story, ev.WorkerReconfigured, 0))
-    assert story.job.incidents[-1].marks[Mark.RECONFIGURED] == 20
+    assert story.job.accounting.incidents[-1].marks[Mark.RECONFIGURED] == 20
 
 
 def test_state_is_restored_once_and_at_the_target() -> None:
@@ -392,7 +393,7 @@ def test_state_is_restored_once_and_at_the_target() -> None:
     assert not changes(story, restored)
     failed = say(story, ev.RestoreFailed, 1, source=Rank(0), reason="late")
     assert not changes(story, failed)
-    incident = story.job.incidents[-1]
+    incident = story.job.accounting.incidents[-1]
     assert (incident.sources, incident.size, incident.digest) == ((0,), 10, "d")
 
 
@@ -401,7 +402,7 @@ def test_what_each_of_several_sources_has_brought_is_told() -> None:
     given = {"sources": (Rank(0), Rank(2)), "shares": (700, 300), "digest": "d", "size": 1_010}
     story.hear(say(story, ev.StateRestored, 1, point=HERE, **given))
     told = "rank 1 restored from rank 0 (700 bytes), rank 2 (300 bytes): 1,010 bytes, digest d equal"
-    assert told in [text for _, text in story.job.incidents[-1].story]
+    assert told in [text for _, text in story.job.accounting.incidents[-1].story]
 
 
 def recovering(*, until: JobPhase) -> Story:
@@ -470,18 +471,18 @@ def test_the_cause_of_a_loss_is_what_the_lost_worker_has_raised_and_nobody_else(
     story = running()
     story.hear(raised(story, 0, summary="rank 0's trouble", fatal=False))
     story.lose(story.holder(1), signal=SIGKILL)
-    assert "trouble" not in story.job.incidents[-1].faults[0].cause
+    assert "trouble" not in story.job.accounting.incidents[-1].faults[0].cause
     story = running()
     story.hear(raised(story, 1, summary="rank 1's trouble"))
     story.lose(story.holder(1), code=5)
-    assert story.job.incidents[-1].faults[0].cause.startswith("rank 1's trouble; ")
+    assert story.job.accounting.incidents[-1].faults[0].cause.startswith("rank 1's trouble; ")
 
 
 def test_an_exception_that_was_caught_has_no_exit_code() -> None:
     story = running()
     story.hear(raised(story, 1, fatal=False), raised(story, 1, point=NEXT))
     story.lose(story.holder(1), code=5)
-    assert [entry.code for entry in story.job.raised] == [None, 5]
+    assert [entry.code for entry in story.job.exceptions.raised] == [None, 5]
 
 
 def test_what_is_raised_and_ends_after_the_operators_stop_does_not_change_the_outcome() -> None:

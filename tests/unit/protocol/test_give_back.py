@@ -27,11 +27,11 @@ def given_back() -> Story:
 
 def test_it_is_moved_once_more() -> None:
     story = given_back()
-    outgoing = story.job.moves[0].outgoing_workers[Rank(1)]
-    assert "once more for rank 1" in [text for _, text in story.job.moves[0].story]
-    assert (story.job.phase, story.job.moves[-1].state) == (JobPhase.RUNNING, MoveState.DONE)
+    outgoing = story.job.moving.moves[0].outgoing_workers[Rank(1)]
+    assert "once more for rank 1" in [text for _, text in story.job.moving.moves[0].story]
+    assert (story.job.phase, story.job.moving.moves[-1].state) == (JobPhase.RUNNING, MoveState.DONE)
     assert story.holder(1) != outgoing
-    assert len(story.job.moves) == 1
+    assert len(story.job.moving.moves) == 1
 
 
 def half_moved(**fields: Any) -> Story:
@@ -56,7 +56,7 @@ def test_a_rank_that_has_gone_and_has_to_leave_its_new_place_is_moved_by_another
     story = half_moved()
     place = story.cluster.workers[story.holder(0)]
     story.hear(ev.TaintSet(node=place.node, slot=place.slot, key="ecc", source="detector"))
-    first, second = story.job.moves
+    first, second = story.job.moving.moves
     assert (first.state, first.story[-1][1]) == (MoveState.RECOVERED, "rank 0 has gone; rank 1 is to move yet")
     assert (second.kind, second.ranks) == (MoveKind.PRE_EMPTIVE, (0,))
 
@@ -77,8 +77,8 @@ def test_while_it_goes_nobody_speaks_of_a_fault() -> None:
 
 def test_when_it_has_moved_the_wish_is_forgotten() -> None:
     story = cut_over()
-    assert story.job.requests
+    assert story.job.moving.requests
     story.answer((od.Reconfigure, od.Restore, od.Resume))
     story.settle()
-    assert story.job.moves[-1].state is MoveState.DONE
-    assert not story.job.requests
+    assert story.job.moving.moves[-1].state is MoveState.DONE
+    assert not story.job.moving.requests

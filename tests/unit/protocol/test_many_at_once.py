@@ -75,7 +75,7 @@ def test_a_job_outlives_more_losses_than_it_has_attempts(rounds: tuple[tuple[typ
     assert story.job.resume_point == HERE
     story.train(HERE.after_step())
     story.prove(HERE.after_step())
-    assert all(one.resolution is Resolution.CLEAN for one in story.job.incidents)
+    assert all(one.resolution is Resolution.CLEAN for one in story.job.accounting.incidents)
 
 
 def test_workers_that_end_together_make_one_generation() -> None:
@@ -85,7 +85,7 @@ def test_workers_that_end_together_make_one_generation() -> None:
     for rank in range(SLOTS, SLOTS + GENERATION_BUDGET + 1):
         story.lose(story.holder(rank), signal=SIGKILL)
     assert story.job.generation == before + 1
-    assert len(story.job.incidents[-1].faults) == GENERATION_BUDGET + 1
+    assert len(story.job.accounting.incidents[-1].faults) == GENERATION_BUDGET + 1
     story.settle()
     assert story.job.phase is JobPhase.RUNNING
 
@@ -100,7 +100,7 @@ def test_a_loss_after_somebody_has_answered_makes_another() -> None:
     story.lose(story.holder(SLOTS + 1), signal=SIGKILL)
     assert story.job.generation == before + 1
     assert story.job.seats[Rank(0)].report is None
-    assert story.job.fruitless == 1, "nothing was tried in between"
+    assert story.job.attempts.fruitless == 1, "nothing was tried in between"
 
 
 def test_replacements_that_are_lost_again_and_again_are_no_progress() -> None:
@@ -142,7 +142,7 @@ def agreeing(silent: range) -> Story:
 
 def gone(story: Story) -> set[Rank | None]:
     """Ranks that were lost by the deadline."""
-    return {fault.rank for fault in story.job.incidents[-1].faults if fault.detector == "report deadline"}
+    return {fault.rank for fault in story.job.accounting.incidents[-1].faults if fault.detector == "report deadline"}
 
 
 def test_nobody_is_lost_when_nobody_answers_for_a_while() -> None:
@@ -170,7 +170,7 @@ def test_some_that_are_silent_together_have_longer_and_are_lost_together() -> No
     assert gone(story) == set()
     story.wait(1)
     assert gone(story) == {Rank(4), Rank(5), Rank(6), Rank(7)}
-    assert (story.job.generation, story.job.fruitless) == (generation + 1, 2), "and that was an attempt"
+    assert (story.job.generation, story.job.attempts.fruitless) == (generation + 1, 2), "and that was an attempt"
     story.settle()
     assert story.job.phase is JobPhase.RUNNING
 
@@ -191,9 +191,10 @@ def test_all_that_do_not_come_to_the_safepoint_are_lost_together() -> None:
     assert story.job.phase is JobPhase.PREPARING
     before = story.job
     story.wait(1)
-    late = {one.rank for one in story.job.incidents[-1].faults if one.detector == "safepoint deadline"}
+    late = {one.rank for one in story.job.accounting.incidents[-1].faults if one.detector == "safepoint deadline"}
     assert late == {Rank(0), Rank(3), Rank(4), Rank(5), Rank(6)}, "the replacement, too"
-    assert (story.job.generation, story.job.fruitless) == (before.generation + 1, before.fruitless + 1)
+    assert story.job.generation == before.generation + 1
+    assert story.job.attempts.fruitless == before.attempts.fruitless + 1
 
 
 def test_starts_that_nodes_end_are_not_tried_for_ever() -> None:

@@ -76,7 +76,7 @@ def test_a_wish_is_for_the_holder_of_its_time_and_the_same_again_changes_nothing
     assert story.cluster == before
     story.lose(story.holder(1), signal=SIGKILL)
     story.settle()
-    assert (len(story.job.requests), story.move.state) == (0, MoveState.RECOVERED)
+    assert (len(story.job.moving.requests), story.move.state) == (0, MoveState.RECOVERED)
 
 
 def test_what_is_about_to_fail_comes_before_what_is_planned() -> None:
@@ -136,7 +136,7 @@ def test_a_move_that_was_given_up_is_made_at_once_when_an_operator_asks_again() 
         story.answer((od.StartWorker,))
         story.lose(story.move.targets[Rank(1)], signal=SIGKILL)
     story.answer((od.StartWorker,))
-    assert (story.move.state, len(story.job.requests)) == (MoveState.FAILED, 0)
+    assert (story.move.state, len(story.job.moving.requests)) == (MoveState.FAILED, 0)
     story.hear(asked(1))
     assert (story.move.number, story.move.state) == (2, MoveState.PREPARING)
 
@@ -174,10 +174,10 @@ def test_what_a_target_raises_is_told_and_does_not_end_the_job() -> None:
     said: dict[str, Any] = {"point": None, "signature": "E", "summary": "no device"}
     for kind in ("script", "refused", "undeclared"):
         story.hear(ev.WorkerRaised(worker=target, job=JOB, rank=Rank(1), kind=kind, **said))
-    assert (story.job.outcome, story.job.raised) == (None, ())
+    assert (story.job.outcome, story.job.exceptions.raised) == (None, ())
     assert story.move.story[-1][1] == f"target {target} of rank 1 raised: no device"
     story.lose(target, code=3)
-    assert (story.job.last_code, story.job.phase) == (1, JobPhase.RUNNING)
+    assert (story.job.exceptions.last_code, story.job.phase) == (1, JobPhase.RUNNING)
 
 
 def test_a_cold_move_waits_until_all_have_joined() -> None:
@@ -224,12 +224,12 @@ def test_a_rank_returns_home_when_it_was_away_long_enough_and_nothing_lies_there
     story.hear(asked(1, to="node-0")) if story.holder(1).startswith("node-1") else None
     story.settle()
     assert story.holder(1).startswith("node-0")
-    moves = len(story.job.moves)
+    moves = len(story.job.moving.moves)
     story.wait(599_999)
-    assert len(story.job.moves) == moves
+    assert len(story.job.moving.moves) == moves
     story.hear(tainted("node-1", 1, effect=ev.Effect.PREFER_NO_SCHEDULE, ttl_ms=1_000))
     story.wait(1)
-    assert len(story.job.moves) == moves
+    assert len(story.job.moving.moves) == moves
     story.wait(999)
     assert (story.move.reason, story.move.to[Rank(1)]) == ("returns home to node-1", "node-1")
 
@@ -240,7 +240,7 @@ def test_a_rank_returns_home_when_it_was_away_long_enough_and_nothing_lies_there
 def test_ranks_that_are_asked_for_one_after_the_other_are_not_moved_together() -> None:
     story = running(ranks=3, spares=1)
     story.hear(ev.FreezeSet(source="ann"), asked(0), asked(1), asked(2))
-    assert len({request.group for request in story.job.requests.values()}) == 3
+    assert len({request.group for request in story.job.moving.requests.values()}) == 3
     assert story.move.ranks == (0,)
 
 
@@ -248,7 +248,7 @@ def test_a_vacant_rank_is_recovered_and_cannot_be_asked_for() -> None:
     story = running(spares=0, refill=False)
     story.lose(story.holder(1), signal=SIGKILL)
     story.hear(asked(1))
-    assert len(story.job.requests) == 0
+    assert len(story.job.moving.requests) == 0
 
 
 def test_only_a_target_is_prepared() -> None:
@@ -265,12 +265,12 @@ def test_only_a_target_is_prepared() -> None:
 def test_a_request_whose_rank_has_moved_by_a_fault_is_forgotten_though_another_is_being_prepared() -> None:
     story = running(ranks=3, spares=2, slots=6)
     story.hear(asked(0), asked(1))
-    assert (story.move.ranks, set(story.job.requests)) == ((0,), {0, 1})
+    assert (story.move.ranks, set(story.job.moving.requests)) == ((0,), {0, 1})
     story.lose(story.holder(1), signal=SIGKILL)
-    assert (story.job.phase, set(story.job.requests)) == (JobPhase.AGREEING, {0, 1})
+    assert (story.job.phase, set(story.job.moving.requests)) == (JobPhase.AGREEING, {0, 1})
     while story.job.phase is not JobPhase.RUNNING:
         story.answer((od.Interrupt, od.Decide, od.Replay, od.Reconfigure, od.Restore, od.Resume))
-    assert set(story.job.requests) == {0}
+    assert set(story.job.moving.requests) == {0}
     story = preparing(0, 1, ranks=3, spares=2)
     story.lose(story.holder(1), signal=SIGKILL)
     assert (story.move.ranks, story.move.state) == ((0,), MoveState.PREPARING)
@@ -320,7 +320,7 @@ def test_how_a_move_ended_of_which_a_fault_has_done_a_part() -> None:
     story.lose(story.holder(1), signal=SIGKILL)
     assert (story.move.ranks, story.move.state) == ((0,), MoveState.PREPARING)
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(0),), source="ann"))
-    assert story.job.moves[0].state is MoveState.RECOVERED
+    assert story.job.moving.moves[0].state is MoveState.RECOVERED
     story = preparing(0, 1, ranks=3, spares=3)
     story.lose(story.holder(1), signal=SIGKILL)
     story.hear(ev.FreezeSet(source="ann"))

@@ -54,7 +54,7 @@ def test_a_target_that_does_not_come_to_the_boundary_holds_up_nobody_for_long_no
         story.answer((od.Halt,))
     assert story.move.state is MoveState.FAILED
     assert story.job.phase is JobPhase.RUNNING
-    assert not story.job.requests
+    assert not story.job.moving.requests
     assert story.move.again_ms > story.now_ms + REST_MS - 20_000
 
 
@@ -113,7 +113,7 @@ def test_the_way_home_is_not_lost_by_taking_the_only_room_there() -> None:
         story.train(Point(step))
         story.wait(2_000)
     assert story.cluster.workers[story.holder(1)].node == "node-1"
-    assert story.job.moved == 2
+    assert story.job.moving.named == 2
 
 
 def test_a_warning_without_room_does_not_hold_up_plans_that_have_room() -> None:

@@ -24,7 +24,7 @@ def test_after_a_restart_from_the_checkpoint_it_is_done_again() -> None:
     story = running(max_restarts=1)
     story.hear(ev.OnceRecorded(job=JOB, rank=Rank(1), name="start", value=b"epoch 0"))
     story.hear(raised(story, 1, kind="undeclared"))
-    assert story.job.restarts == 1
+    assert story.job.attempts.restarts == 1
     assert not story.job.once
     assert not changed_by(story, ev.OnceRecorded(job=JOB, rank=Rank(1), name="start", value=b"epoch 0"))
     story.hear(ev.OnceRecorded(job=JOB, rank=Rank(1), name="start", value=b"epoch 2", restarts=1))

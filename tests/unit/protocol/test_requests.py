@@ -47,7 +47,7 @@ def place(story: Story, rank: int) -> str:
 
 
 def incident(story: Story) -> list[str]:
-    return [text for _, text in story.job.incidents[-1].story]
+    return [text for _, text in story.job.accounting.incidents[-1].story]
 
 
 # ---------------------------------------------------------------- the move that was to move the rank waits
@@ -56,8 +56,8 @@ def incident(story: Story) -> list[str]:
 def test_a_waiting_move_ends_when_a_fault_has_moved_its_rank() -> None:
     story = waiting(1)
     lose(story, 1)
-    assert (place(story, 1), len(story.job.requests)) == ("node-0/2", 0)
-    assert (len(story.job.moves), story.move.state, story.move.ended_ms) == (1, MoveState.RECOVERED, 10)
+    assert (place(story, 1), len(story.job.moving.requests)) == ("node-0/2", 0)
+    assert (len(story.job.moving.moves), story.move.state, story.move.ended_ms) == (1, MoveState.RECOVERED, 10)
     assert told(story.move)[-1] == "a fault came first: rank 1 is on node-0/2 now"
 
 
@@ -67,7 +67,7 @@ def test_a_rank_that_comes_back_to_the_slot_it_was_to_leave_is_to_move_yet() -> 
     lose(story, 1)
     assert story.holder(1) != first
     assert (place(story, 1), story.move.state, story.move.ranks) == ("node-0/1", MoveState.WAITING, (1,))
-    request = story.job.requests[Rank(1)]
+    request = story.job.moving.requests[Rank(1)]
     assert (request.worker, request.node, request.slot) == (story.holder(1), "node-0", 1)
     assert (request.asked_ms, story.move.outgoing_workers[Rank(1)]) == (5, story.holder(1))
     assert told(story.move)[-2:] == [
@@ -76,14 +76,14 @@ def test_a_rank_that_comes_back_to_the_slot_it_was_to_leave_is_to_move_yet() -> 
     ]
     assert "rank 1 is to move yet: it came back to node-0/1" in incident(story)
     lose(story, 1)  # and again
-    assert (story.job.requests[Rank(1)].worker, len(story.job.moves)) == (story.holder(1), 1)
+    assert (story.job.moving.requests[Rank(1)].worker, len(story.job.moving.moves)) == (story.holder(1), 1)
 
 
 def test_a_fault_of_another_rank_changes_nothing_of_what_is_asked_for() -> None:
     story = waiting(1)
-    before = story.job.requests
+    before = story.job.moving.requests
     lose(story, 0)
-    assert (story.job.requests, story.move.state) == (before, MoveState.WAITING)
+    assert (story.job.moving.requests, story.move.state) == (before, MoveState.WAITING)
     assert not any("is to move yet" in text for text in incident(story))
 
 
@@ -103,7 +103,7 @@ def test_a_request_that_was_kept_is_fulfilled_by_a_move_when_there_is_room() -> 
     story.hear(ev.NodeJoined(node=NodeId("node-1"), incarnation="a", slots=1))
     story.settle()
     assert (place(story, 1), story.move.number, story.move.state) == ("node-1/0", 1, MoveState.DONE)
-    assert len(story.job.requests) == 0
+    assert len(story.job.moving.requests) == 0
 
 
 def test_a_waiting_move_goes_on_without_the_rank_that_a_fault_has_moved() -> None:
@@ -111,18 +111,18 @@ def test_a_waiting_move_goes_on_without_the_rank_that_a_fault_has_moved() -> Non
     story.hear(asked(0, 1))
     before = story.holder(1)
     lose(story, 1)
-    assert (story.move.ranks, story.move.state, set(story.job.requests)) == ((0,), MoveState.WAITING, {0})
+    assert (story.move.ranks, story.move.state, set(story.job.moving.requests)) == ((0,), MoveState.WAITING, {0})
     assert "rank 1 need not move any more: a fault came first" in told(story.move)
     assert dict(story.move.outgoing_workers) == {1: before, 0: story.holder(0)}
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(0),), source="ann"))
-    assert (story.move.state, len(story.job.moves)) == (MoveState.RECOVERED, 1)
+    assert (story.move.state, len(story.job.moving.moves)) == (MoveState.RECOVERED, 1)
     assert told(story.move)[-1] == "a fault came first: rank 1 is on node-0/3 now"
 
 
 def test_a_waiting_move_of_which_nothing_is_left_is_not_made_one_for_others() -> None:
     story = waiting(0, 1)
     lose(story, 0)
-    first, second = story.job.moves
+    first, second = story.job.moving.moves
     assert (first.state, first.ranks, first.reason) == (MoveState.RECOVERED, (0,), "wish 0")
     assert (second.state, second.ranks, second.reason) == (MoveState.WAITING, (1,), "wish 1")
 
@@ -151,7 +151,7 @@ def test_a_move_for_taints_goes_on_without_the_rank_that_a_fault_has_moved() -> 
     story.hear(tainted(slot=0), tainted(slot=1))
     assert set(story.move.ranks) == {0, 1}
     lose(story, 1)
-    assert (len(story.job.moves), story.move.ranks, story.move.state) == (1, (0,), MoveState.WAITING)
+    assert (len(story.job.moving.moves), story.move.ranks, story.move.state) == (1, (0,), MoveState.WAITING)
 
 
 def test_what_is_left_of_a_move_is_judged_by_what_is_wanted_still() -> None:
@@ -161,7 +161,7 @@ def test_what_is_left_of_a_move_is_judged_by_what_is_wanted_still() -> None:
     story.lose(story.holder(1), signal=SIGKILL)
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(0),), source="ann"))
     recover(story)
-    assert [(move.state, move.ranks) for move in story.job.moves] == [
+    assert [(move.state, move.ranks) for move in story.job.moving.moves] == [
         (MoveState.RECOVERED, (0, 1)),
         (MoveState.WAITING, (2,)),
     ]
@@ -174,11 +174,11 @@ def test_a_rank_of_several_that_has_to_leave_its_new_place_too_is_moved_by_anoth
     story.lose(before, signal=SIGKILL)
     story.hear(tainted(slot=None, planned=True))
     recover(story)
-    first, second = story.job.moves
+    first, second = story.job.moving.moves
     assert (first.state, first.outgoing_workers[Rank(1)], first.ended_ms) == (MoveState.RECOVERED, before, story.now_ms)
     assert told(first)[-1] == "a fault came first: rank 1 is on node-0/3 now; rank 0 is to move yet"
     assert (second.state, second.ranks) == (MoveState.WAITING, (0, 1, 2))
-    assert set(story.job.requests) == {0}
+    assert set(story.job.moving.requests) == {0}
 
 
 def test_a_rank_that_has_to_leave_its_new_place_too_is_moved_by_another_move() -> None:
@@ -186,7 +186,7 @@ def test_a_rank_that_has_to_leave_its_new_place_too_is_moved_by_another_move() -
     story.lose(story.holder(1), signal=SIGKILL)
     story.hear(tainted(slot=2))
     recover(story)
-    assert [(move.state, str(move.kind)) for move in story.job.moves] == [
+    assert [(move.state, str(move.kind)) for move in story.job.moving.moves] == [
         (MoveState.RECOVERED, "planned"),
         (MoveState.WAITING, "pre-emptive"),
     ]
@@ -204,7 +204,7 @@ def test_a_move_by_halves_whose_other_half_was_withdrawn_says_who_has_gone() -> 
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(1),), source="ann"))
     story.hear(tainted(slot=story.cluster.workers[story.holder(0)].slot))
     recover(story)
-    first, second = story.job.moves
+    first, second = story.job.moving.moves
     assert (first.state, told(first)[-1]) == (MoveState.RECOVERED, "rank 0 has gone")
     assert (second.state, second.ranks) == (MoveState.WAITING, (0,))
 
@@ -214,7 +214,7 @@ def test_a_waiting_move_that_makes_way_for_a_warning_forgets_whom_it_was_to_move
     story.lose(story.holder(1), signal=SIGKILL)
     story.hear(tainted(slot=0))
     recover(story)
-    assert (set(story.job.requests), story.move.ranks, set(story.move.outgoing_workers)) == ({1}, (0,), {0})
+    assert (set(story.job.moving.requests), story.move.ranks, set(story.move.outgoing_workers)) == ({1}, (0,), {0})
 
 
 # ---------------------------------------------------------------- no move has come to it
@@ -225,20 +225,20 @@ def test_a_request_that_a_fault_has_fulfilled_before_its_turn_leaves_a_move_that
     before = story.holder(1)
     story.wait(20)
     lose(story, 1)
-    record, waits = story.job.moves
-    assert (record.number, waits.number, story.job.moved, story.job.open_move) == (2, 1, 2, waits)
+    record, waits = story.job.moving.moves
+    assert (record.number, waits.number, story.job.moving.named, story.job.open_move) == (2, 1, 2, waits)
     assert (record.state, record.kind, record.ranks) == (MoveState.RECOVERED, MoveKind.PLANNED, (1,))
     assert (record.reason, dict(record.outgoing_workers), dict(record.to)) == ("wish 1", {1: before}, {})
     assert (record.asked_ms, record.ended_ms) == (5, 30)
     assert record.story == ((5, "wish 1 (ann)"), (30, "a fault came first: rank 1 has gone from node-0/1 to node-0/2"))
-    assert (set(story.job.requests), waits.ranks, waits.state) == ({0}, (0,), MoveState.WAITING)
+    assert (set(story.job.moving.requests), waits.ranks, waits.state) == ({0}, (0,), MoveState.WAITING)
 
 
 def test_what_is_asked_for_after_that_has_a_number_of_its_own() -> None:
     story = waiting(0, 1)
     lose(story, 1)
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(0),), source="ann"), asked(0))
-    assert [move.number for move in story.job.moves] == [2, 1, 3]
+    assert [move.number for move in story.job.moving.moves] == [2, 1, 3]
 
 
 def test_ranks_that_were_asked_for_together_leave_one_move() -> None:
@@ -246,8 +246,8 @@ def test_ranks_that_were_asked_for_together_leave_one_move() -> None:
     story.hear(asked(1, 2, reason="both"))
     story.lose(story.holder(2), signal=SIGKILL)
     lose(story, 1)
-    record = story.job.moves[0]
-    assert (len(story.job.moves), record.ranks, set(record.outgoing_workers)) == (2, (1, 2), {1, 2})
+    record = story.job.moving.moves[0]
+    assert (len(story.job.moving.moves), record.ranks, set(record.outgoing_workers)) == (2, (1, 2), {1, 2})
     assert told(record)[-1].startswith("a fault came first: rank 1 has gone from node-0/1 to node-0/")
     assert "; rank 2 has gone from node-0/2 to node-0/" in told(record)[-1]
 
@@ -256,18 +256,18 @@ def test_ranks_that_were_asked_for_one_by_one_leave_a_move_each() -> None:
     story = waiting(0, 1, 2, ranks=3, spares=2)
     story.lose(story.holder(2), signal=SIGKILL)
     lose(story, 1)
-    assert [(move.number, move.ranks) for move in story.job.moves] == [(2, (1,)), (3, (2,)), (1, (0,))]
+    assert [(move.number, move.ranks) for move in story.job.moving.moves] == [(2, (1,)), (3, (2,)), (1, (0,))]
 
 
 def test_only_the_newest_moves_are_kept() -> None:
     story = waiting(0, spares=3)
     for _ in range(KEPT_MOVES - 1):
         story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(0),), source="ann"), asked(0))
-    assert (len(story.job.moves), story.move.number) == (KEPT_MOVES, KEPT_MOVES)
+    assert (len(story.job.moving.moves), story.move.number) == (KEPT_MOVES, KEPT_MOVES)
     story.hear(asked(1, reason="another"))
     lose(story, 1)
-    assert (len(story.job.moves), story.job.moves[0].number) == (KEPT_MOVES, 2)
-    assert [move.number for move in story.job.moves[-2:]] == [KEPT_MOVES + 1, KEPT_MOVES]
+    assert (len(story.job.moving.moves), story.job.moving.moves[0].number) == (KEPT_MOVES, 2)
+    assert [move.number for move in story.job.moving.moves[-2:]] == [KEPT_MOVES + 1, KEPT_MOVES]
 
 
 # ---------------------------------------------------------------- to a node
@@ -280,15 +280,15 @@ def test_a_request_for_a_node_is_fulfilled_there_only() -> None:
     story.settle()
     lose(story, 1)
     assert place(story, 1).startswith("node-1")
-    request = story.job.requests[Rank(1)]
+    request = story.job.moving.requests[Rank(1)]
     assert (request.worker, f"{request.node}/{request.slot}", request.to) == (story.holder(1), "node-1/0", "node-2")
     assert f"rank 1 is to move yet: it is on {place(story, 1)}" in incident(story)
     story.hear(cleared("node-2", None))
     story.hear(*(tainted(node, None, effect=ev.Effect.NO_SCHEDULE) for node in ("node-0", "node-1")))
     story.settle()
     lose(story, 1)
-    assert (place(story, 1).startswith("node-2"), set(story.job.requests)) == (True, {0})
-    record = next(move for move in story.job.moves if move.state is MoveState.RECOVERED)
+    assert (place(story, 1).startswith("node-2"), set(story.job.moving.requests)) == (True, {0})
+    record = next(move for move in story.job.moving.moves if move.state is MoveState.RECOVERED)
     assert (record.ranks, dict(record.to)) == ((1,), {1: "node-2"})
 
 
@@ -302,7 +302,7 @@ def test_what_a_replacement_that_is_lost_in_its_turn_would_have_fulfilled_is_not
     story.answer((od.StartWorker, od.Interrupt))
     story.hear(tainted(slot=2, effect=ev.Effect.NO_SCHEDULE))
     lose(story, 1)
-    assert (place(story, 1), set(story.job.requests), story.move.state) == ("node-0/1", {1}, MoveState.WAITING)
+    assert (place(story, 1), set(story.job.moving.requests), story.move.state) == ("node-0/1", {1}, MoveState.WAITING)
 
 
 def test_when_all_start_again_requests_are_weighed_like_after_any_fault() -> None:
@@ -310,13 +310,13 @@ def test_when_all_start_again_requests_are_weighed_like_after_any_fault() -> Non
     before = story.holder(0), story.holder(1)
     story.hear(ev.FreezeSet(source="ann"))
     story.lose(story.holder(1), signal=SIGKILL)
-    assert (story.job.phase, story.job.moves[0].state, len(story.job.requests)) == (
+    assert (story.job.phase, story.job.moving.moves[0].state, len(story.job.moving.requests)) == (
         JobPhase.STARTING,
         MoveState.CALLED_OFF,
         2,
     )
     story.settle()
-    assert (place(story, 0), place(story, 1), set(story.job.requests)) == ("node-0/0", "node-0/1", {0, 1})
+    assert (place(story, 0), place(story, 1), set(story.job.moving.requests)) == ("node-0/0", "node-0/1", {0, 1})
     assert story.holder(0) not in before
     story.hear(ev.FreezeCleared(source="ann"))
     assert (story.move.number, story.move.ranks, story.move.state) == (2, (0,), MoveState.WAITING)
@@ -328,7 +328,7 @@ def test_a_request_that_a_start_from_a_checkpoint_fulfils_is_told_though_its_mov
     story.lose(story.holder(1), signal=SIGKILL)
     story.settle()
     assert place(story, 1) != "node-0/1"
-    assert [(move.number, move.state) for move in story.job.moves] == [
+    assert [(move.number, move.state) for move in story.job.moving.moves] == [
         (1, MoveState.CALLED_OFF),
         (2, MoveState.RECOVERED),
     ]
@@ -337,23 +337,24 @@ def test_a_request_that_a_start_from_a_checkpoint_fulfils_is_told_though_its_mov
 def test_what_a_move_fulfils_leaves_no_other_move() -> None:
     story = cut_over(1)
     story.settle()
-    assert (len(story.job.requests), [move.state for move in story.job.moves]) == (0, [MoveState.DONE])
+    assert (len(story.job.moving.requests), [move.state for move in story.job.moving.moves]) == (0, [MoveState.DONE])
 
 
 def test_what_a_fault_fulfils_while_its_target_is_prepared_leaves_no_other_move() -> None:
     story = preparing(1)
     lose(story, 1)
-    assert (len(story.job.requests), [move.state for move in story.job.moves]) == (0, [MoveState.RECOVERED])
+    assert not story.job.moving.requests
+    assert [move.state for move in story.job.moving.moves] == [MoveState.RECOVERED]
 
 
 def test_a_move_that_does_not_go_where_it_was_asked_for_does_not_fulfil_the_request() -> None:
     story = on_nodes(3, 2, nproc_per_node=2, spares=1)
     story.hear(tainted("node-2", None, effect=ev.Effect.NO_SCHEDULE), tainted(slot=1), asked(1, to="node-2"))
     story.settle()
-    assert (place(story, 1).startswith("node-1"), set(story.job.requests)) == (True, {1})
+    assert (place(story, 1).startswith("node-1"), set(story.job.moving.requests)) == (True, {1})
     story.hear(cleared("node-2", None))
     story.settle()
-    assert (place(story, 1).startswith("node-2"), len(story.job.requests)) == (True, 0)
+    assert (place(story, 1).startswith("node-2"), len(story.job.moving.requests)) == (True, 0)
 
 
 def test_who_asks_again_for_what_was_withdrawn_is_told_what_became_of_it() -> None:
@@ -361,7 +362,7 @@ def test_who_asks_again_for_what_was_withdrawn_is_told_what_became_of_it() -> No
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(1),), source="ann"), asked(1, reason="again"))
     assert (story.move.ranks, set(story.move.outgoing_workers)) == ((0,), {0})
     lose(story, 1)
-    record = story.job.moves[0]
+    record = story.job.moving.moves[0]
     assert (record.ranks, record.state, record.reason) == ((1,), MoveState.RECOVERED, "again")
 
 
@@ -371,4 +372,4 @@ def test_a_rank_that_is_vacant_once_more_is_told_of_as_such() -> None:
     assert story.move.ranks == (0,)
     story.hear(ev.WorkerHung(worker=story.holder(1), evidence="stopped"))
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(0),), source="ann"))
-    assert told(story.job.moves[0])[-1] == "a fault came first: rank 1 is vacant"
+    assert told(story.job.moving.moves[0])[-1] == "a fault came first: rank 1 is vacant"

@@ -95,7 +95,7 @@ def both_tell(sharded: Sharded, on_a: tuple[ev.Snapshot, ...], on_b: tuple[ev.Sn
 def test_all_go_back_to_the_newest_that_all_have(sharded: Sharded) -> None:
     both_tell(sharded, snapshots(1, 6), (*snapshots(1, 6, ranks=[0]), *snapshots(1, ranks=[1])))
     job = sharded.story.job
-    assert (job.rolled, job.resume_point) == (Point(6), Point(6))
+    assert (job.rollback.point, job.resume_point) == (Point(6), Point(6))
     assert all(seat.worker is None for seat in job.seats.values())
     assert job.open_incident is not None
     assert job.open_incident.lost == 1
@@ -103,7 +103,7 @@ def test_all_go_back_to_the_newest_that_all_have(sharded: Sharded) -> None:
 
 def test_one_that_a_rank_lacks_is_none(sharded: Sharded) -> None:
     both_tell(sharded, snapshots(1), (*snapshots(1, 6, ranks=[0]),))
-    assert sharded.story.job.rolled == Point(1)
+    assert sharded.story.job.rollback.point == Point(1)
 
 
 def test_without_a_common_one_it_ends_as_without_us(sharded: Sharded) -> None:
@@ -127,8 +127,8 @@ def test_ranks_come_back_to_their_slots_and_the_spare_stays_one(sharded: Sharded
     assert job.phase is JobPhase.RUNNING
     after = {rank: sharded.story.cluster.workers[sharded.story.holder(rank)].place for rank in (0, 1)}
     assert after == before
-    assert job.incidents[-1].resolution is Resolution.ROLLED_BACK
-    assert (job.rolled, len(job.kept)) == (None, 0)
+    assert job.accounting.incidents[-1].resolution is Resolution.ROLLED_BACK
+    assert (job.rollback.point, len(job.rollback.kept)) == (None, 0)
 
 
 def test_nobody_takes_a_rank_before_all_former_holders_have_ended(sharded: Sharded) -> None:
@@ -158,7 +158,7 @@ def test_a_lost_node_takes_its_copies_along(sharded: Sharded) -> None:
     sharded.story.hear(ev.NodeLost(node=B, incarnation="a", reason="silent"))
     sharded.report(0, (*snapshots(6, ranks=[0]), *snapshots(1, 6, ranks=[1])))
     sharded.answer_recalls()
-    assert sharded.story.job.rolled == Point(6)
+    assert sharded.story.job.rollback.point == Point(6)
     sharded.settle()
     assert sharded.story.job.phase is JobPhase.RUNNING
     assert sharded.story.cluster.workers[sharded.story.holder(1)].node == A
@@ -166,7 +166,7 @@ def test_a_lost_node_takes_its_copies_along(sharded: Sharded) -> None:
 
 def test_a_copy_that_is_not_there_after_all_leads_to_an_older_one(sharded: Sharded) -> None:
     both_tell(sharded, snapshots(1, 6), snapshots(1, 6, ranks=[0]))
-    assert sharded.story.job.rolled == Point(6)
+    assert sharded.story.job.rollback.point == Point(6)
     for _ in range(2):
         sharded.story.answer((od.Fence, od.StartWorker))
     for _ in range(9):  # everybody is asked for one at a time
@@ -183,13 +183,13 @@ def test_a_copy_that_is_not_there_after_all_leads_to_an_older_one(sharded: Shard
                     private=told,
                 )
             )
-    assert sharded.story.job.rolled == Point(1)
+    assert sharded.story.job.rollback.point == Point(1)
 
 
 def test_the_same_step_is_not_tried_for_ever(sharded: Sharded) -> None:
     for _ in range(ROLL_BUDGET):
         both_tell(sharded, snapshots(6), snapshots(6))
-        assert sharded.story.job.rolled == Point(6)
+        assert sharded.story.job.rollback.point == Point(6)
         sharded.settle()
         sharded.train(7)
     both_tell(sharded, snapshots(6), snapshots(6))
@@ -203,7 +203,7 @@ def test_getting_further_makes_all_tries_new(sharded: Sharded) -> None:
         sharded.train(step)
         sharded.lose(1, snapshots(step - 1))
         sharded.report(0, snapshots(step - 1), step)
-        assert sharded.story.job.rolled == Point(step - 1)
+        assert sharded.story.job.rollback.point == Point(step - 1)
         sharded.settle()
     assert sharded.story.job.outcome is None
 
@@ -217,7 +217,7 @@ def test_a_shard_with_a_replica_needs_no_snapshot() -> None:
     record = ev.PrivateRecord(Point(7), private(Point(7)))
     sharded.story.hear(ev.WorkerExited(worker=worker, node=B, signal=9, private=(record,), kept=snapshots(6)))
     sharded.report(0, snapshots(6))
-    assert (sharded.story.job.rolled, sharded.story.job.resume_point) == (None, Point(7))
+    assert (sharded.story.job.rollback.point, sharded.story.job.resume_point) == (None, Point(7))
 
 
 def test_who_has_the_record_but_whose_copy_is_gone_goes_back_further() -> None:
@@ -230,4 +230,4 @@ def test_who_has_the_record_but_whose_copy_is_gone_goes_back_further() -> None:
     seat = sharded.story.job.seats[Rank(1)]
     assert seat.record_of(Point(6)) is not None
     sharded.story.hear(ev.WorkerExited(worker=sharded.story.holder(1), node=B, signal=9, kept=snapshots(1)))
-    assert sharded.story.job.rolled == Point(1)
+    assert sharded.story.job.rollback.point == Point(1)

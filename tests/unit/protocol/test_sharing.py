@@ -45,7 +45,7 @@ def shrunk(**fields: Any) -> Story:
 def test_a_lost_rank_goes_on_in_the_slot_of_another_at_once() -> None:
     story = shrunk()
     assert (story.job.phase, crowded(story), place(story, 1)) == (JobPhase.RUNNING, [1], "node-0/0")
-    told = [text for _, text in story.job.incidents[-1].story]
+    told = [text for _, text in story.job.accounting.incidents[-1].story]
     assert any("shares slot node-0/0 with rank 0, as no spare is left" in text for text in told)
 
 
@@ -131,7 +131,7 @@ def test_a_job_that_starts_again_may_share() -> None:
         story.hear(ev.WorkerExited(worker=story.holder(rank), node=holder_of(story, rank).node, signal=9))
     story.hear(lost())
     story.settle()
-    assert (story.job.restarts, story.job.phase) == (1, JobPhase.RUNNING)
+    assert (story.job.attempts.restarts, story.job.phase) == (1, JobPhase.RUNNING)
     assert len(crowded(story)) == 1
 
 
@@ -157,7 +157,7 @@ def test_more_ranks_than_slots_can_take_wait() -> None:
     for node in ("node-1", "node-2", "node-3"):
         story.hear(tainted(node, None, planned=True))
     story.settle()
-    assert sorted(move.state for move in story.job.moves) == [MoveState.DONE, MoveState.WAITING]
+    assert sorted(move.state for move in story.job.moving.moves) == [MoveState.DONE, MoveState.WAITING]
     assert len(crowded(story)) == 1
 
 
@@ -183,20 +183,20 @@ def test_as_many_go_together_as_there_is_room_for() -> None:
     story.train(HERE.after_step().after_step())
     story.hear(ev.NodeJoined(node=NodeId("node-9"), incarnation="a", slots=4))
     story.settle()
-    assert (crowded(story), [len(move.ranks) for move in story.job.moves]) == ([], [1, 1])
+    assert (crowded(story), [len(move.ranks) for move in story.job.moving.moves]) == ([], [1, 1])
     story = spread(ranks=6, slots=2, nodes=3)
     story.hear(lost())
     story.settle()
     story.train(HERE.after_step())
     story.hear(back(slots=2))
     story.settle()
-    assert (crowded(story), [len(move.ranks) for move in story.job.moves]) == ([], [2])
+    assert (crowded(story), [len(move.ranks) for move in story.job.moving.moves]) == ([], [2])
 
 
 def test_nobody_moves_to_share_another_slot() -> None:
     story = shrunk(ranks=4)
     story.wait(100_000)
-    assert story.job.moves == ()
+    assert story.job.moving.moves == ()
     assert story.cluster.spares(JOB) == []
 
 
@@ -401,9 +401,9 @@ def test_lack_of_memory_is_counted_once_for_each_worker() -> None:
     story = shrunk()
     guest = holder_of(story, 1)
     once = note_cramped(story.cluster, guest, MEMORY)
-    assert sum(raised.cramped for raised in once.jobs[JOB].raised) == 1
+    assert sum(raised.cramped for raised in once.jobs[JOB].exceptions.raised) == 1
     again = note_cramped(once, once.workers[guest.worker], MEMORY)
-    assert again.jobs[JOB].raised == once.jobs[JOB].raised
+    assert again.jobs[JOB].exceptions.raised == once.jobs[JOB].exceptions.raised
 
 
 def test_a_guest_that_is_being_ended_does_not_keep_another_from_its_node() -> None:

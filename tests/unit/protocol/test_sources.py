@@ -122,7 +122,7 @@ def test_a_target_that_nobody_can_restore_gives_its_rank_back() -> None:
     for source in (0, 1):
         story.hear(say(story, ev.RestoreFailed, 1, source=Rank(source), reason="broken"))
     assert (story.holder(1), story.cluster.workers[target].life) == (outgoing, Life.FENCING)
-    fault = story.job.incidents[-1].faults[0]
+    fault = story.job.accounting.incidents[-1].faults[0]
     assert (fault.cause, fault.detector) == ("its state could not be had, verified", "restore")
 
 

@@ -65,7 +65,7 @@ def test_the_job_ends_with_the_code_with_which_the_ranks_left(codes: list[int | 
     for holder, one in zip(holders, codes, strict=True):
         story.lose(holder, code=one, signal=SIGTERM if one is None else None)
     assert outcome(story) == (code, "told to stop: all ranks have left")
-    assert story.job.incidents == ()
+    assert story.job.accounting.incidents == ()
     assert not story.cluster.strikes, "their slots have done nothing wrong"
 
 
@@ -101,7 +101,7 @@ def test_a_fault_before_anybody_has_left_is_recovered() -> None:
     assert replacement not in {worker for worker, _, _ in passed(story)}, "it has no handler yet"
     story.settle()
     assert story.job.phase is JobPhase.RUNNING
-    assert story.job.incidents[-1].resolution is Resolution.RESUMED
+    assert story.job.accounting.incidents[-1].resolution is Resolution.RESUMED
     assert replacement in {worker for worker, _, _ in passed(story)}
 
 

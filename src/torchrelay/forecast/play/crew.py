@@ -101,7 +101,7 @@ class Crew:
             return ()
         mine = self.cut.whole(known.rank)
         wards = [Rank(dense) for dense, whole in enumerate(self.cut.shown) if self.buddy(whole, 1) == mine]
-        return tuple(ev.Snapshot(rank, Point(last), self.cut.job.restarts) for rank in (known.rank, *wards))
+        return tuple(ev.Snapshot(rank, Point(last), self.cut.job.attempts.restarts) for rank in (known.rank, *wards))
 
     def buddy(self, whole: int, step: int) -> int:
         return (whole + step) % self.cut.layout.nodes
@@ -207,7 +207,7 @@ class Crew:
     def has_record(self, asked: Rank, ward: Rank) -> bool:
         """Whether this rank keeps a copy of the other's private record: as a buddy of the whole job's ring."""
         whole, mine = self.cut.whole(ward), self.cut.whole(asked)
-        if self.cut.job.rolled is not None:
+        if self.cut.job.rollback.point is not None:
             return mine in (whole, self.buddy(whole, 1))
         return any(self.buddy(whole, step) == mine for step in range(1, COPIES + 1))
 

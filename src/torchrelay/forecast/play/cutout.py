@@ -20,6 +20,7 @@ from torchrelay.forecast.inputs.layouts import Layout
 from torchrelay.protocol.messages.events import JobSpec
 from torchrelay.protocol.messages.ids import NodeId, Rank, WorkerId
 from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.model.parts import Attempts
 from torchrelay.protocol.model.roster import Life, Node, Seat, Worker
 from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement.buddies import COPIES
@@ -59,7 +60,7 @@ class CutOut:
         self.shown: list[int] = []  # the number of each shown rank in the whole job
         self.incarnations = dict(incarnations or {})  # "0" if not told
         self._made = 0
-        job = Job(spec, Table(), phase_ms=0, phase=JobPhase.RUNNING, why="training", trained=True)
+        job = Job(spec, Table(), phase_ms=0, phase=JobPhase.RUNNING, why="training", attempts=Attempts(trained=True))
         nodes, workers = [], []
         for number in spares:
             node = node_name(number)
@@ -179,7 +180,7 @@ class CutOut:
     def quiet(self) -> bool:
         """Whether all is as at the beginning, but for places: only then a rank can be put back."""
         job = self.job
-        settled = job.phase is JobPhase.RUNNING and job.open_move is None and not job.requests
+        settled = job.phase is JobPhase.RUNNING and job.open_move is None and not job.moving.requests
         return settled and not any(
             worker.life is Life.FENCING or worker.guest or worker.incoming_for is not None
             for worker in self.cluster.workers.values()
@@ -223,7 +224,8 @@ class CutOut:
                 self.outside[rank] = number_of(worker.node)
                 self.outer.add(number_of(worker.node))
         self.shown = shown
-        job = replace(job, seats=Table(seats), raised=(), incidents=(), moves=(), kept=Table(), once=Table())
+        job = replace(job, seats=Table(seats), once=Table()).with_rollback(kept=Table()).with_moving(moves=())
+        job = job.with_exceptions(raised=()).with_accounting(incidents=())
         self.cluster = replace(cluster, workers=Table(workers), nodes=Table(nodes)).with_job(job)
 
     def places(self) -> dict[int, int]:

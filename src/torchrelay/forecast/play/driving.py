@@ -252,27 +252,27 @@ class Driving:
 
     def see(self, before: Job, job: Job) -> None:
         """What the core has decided, and what it means for the work."""
-        if job.restarts != self._restarts:
-            self._restarts = job.restarts
+        if job.attempts.restarts != self._restarts:
+            self._restarts = job.attempts.restarts
             self.world.roll_back()
             self.crew.new.clear()
             self.crew.step = self.steps_done()
-        if job.rolled is not None and job.rolled != before.rolled:
-            lost = max(0, self.crew.step - job.rolled.step)
+        if job.rollback.point is not None and job.rollback.point != before.rollback.point:
+            lost = max(0, self.crew.step - job.rollback.point.step)
             self.world.account.lose(lost * self.settings.step_s * SECOND_H)
             self.world.back_to_snapshots += 1
-            self.crew.step = job.rolled.step
+            self.crew.step = job.rollback.point.step
         if job.phase is JobPhase.RUNNING and before.phase is not JobPhase.RUNNING:
             self.crew.resumed()
             self.world.usage.taken += sum(self.cut.has_moved(seat) for seat in before.seats.values())
-        if before.open_incident is not None and job.open_incident is None and job.incidents:
-            last = job.incidents[-1]
+        if before.open_incident is not None and job.open_incident is None and job.accounting.incidents:
+            last = job.accounting.incidents[-1]
             # What was resumed is clean: here every rank commits, sooner or later.
             resolution = Resolution.CLEAN if last.resolution is Resolution.RESUMED else last.resolution
             self.world.verdicts[resolution] += last.kind == "unplanned"
-        if job.moved != self._moved:
-            self.world.moves += job.moved - self._moved
-            self._moved = job.moved
+        if job.moving.named != self._moved:
+            self.world.moves += job.moving.named - self._moved
+            self._moved = job.moving.named
         self.see_waiting(job)
         if job.phase in (JobPhase.ENDING, JobPhase.ENDED) and self.submit_ms is None:
             self.world.roll_back()

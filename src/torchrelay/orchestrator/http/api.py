@@ -167,7 +167,7 @@ async def get_incident(request: web.Request) -> web.Response:
     found = [
         incident
         for job in service.cluster.jobs.values()
-        for incident in job.incidents
+        for incident in job.accounting.incidents
         if incident.name == name and of in (None, job.spec.job)
     ]
     if not found:

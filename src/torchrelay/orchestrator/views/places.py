@@ -169,7 +169,7 @@ def view_spare(scene: Scene, job: Job, spare: Worker) -> SpareView:
 
 
 def view_moves(scene: Scene, job: Job) -> Moves:
-    return Moves(job=job.spec.job, moves=tuple(view_move(scene, job, move) for move in job.moves))
+    return Moves(job=job.spec.job, moves=tuple(view_move(scene, job, move) for move in job.moving.moves))
 
 
 def view_open_move(scene: Scene, job: Job) -> MoveView | None:
@@ -201,7 +201,7 @@ def view_move(scene: Scene, job: Job, move: Move) -> MoveView:
 
 def incident_of(job: Job, move: Move) -> Incident | None:
     """The interruption that a move made."""
-    return next((one for one in job.incidents if one.number == move.incident), None)
+    return next((one for one in job.accounting.incidents if one.number == move.incident), None)
 
 
 def pause_of(incident: Incident) -> int | None:

@@ -175,7 +175,7 @@ def check_target(cluster: Cluster, job: Job, ranks: tuple[Rank, ...], to: str) -
 
 def plan_withdrawal(scene: Scene, job: Job, ranks: tuple[Rank, ...], who: str) -> Planned:
     """What was asked for is not wanted any more. What a taint asks for is lifted with the taint."""
-    asked = tuple(rank for rank in ranks if rank in job.requests)
+    asked = tuple(rank for rank in ranks if rank in job.moving.requests)
     if not asked:
         told = [f"nobody has asked to move {ranks_text(ranks)}"]
         for rank in ranks:
@@ -334,7 +334,7 @@ def tell_change(
     for job_id, job in after.jobs.items():
         old = before.jobs.get(job_id)
         was = None if old is None else old.open_move
-        said += [f"{was.name} {now.state}: {last_of(now)}" for now in job.moves if was and ended(was, now)]
+        said += [f"{was.name} {now.state}: {last_of(now)}" for now in job.moving.moves if was and ended(was, now)]
         mine = [rank for of, rank in about if of == job_id]
         if not mine:
             continue
@@ -367,7 +367,7 @@ def held_up(job: Job, move: Move | None) -> str:
         return f"waits: {move.name} is under way ({move.state}), one move at a time"
     if job.phase is not JobPhase.RUNNING:
         return f"waits: {job.spec.job} is {job.phase}: moves begin while it trains"
-    last = job.moves[-1] if job.moves else None
+    last = job.moving.moves[-1] if job.moving.moves else None
     return f"waits: {last.name} {last.state}: {last_of(last)}" if last is not None else "waits for its turn"
 
 
@@ -376,7 +376,7 @@ def wanted(cluster: Cluster, job: Job, rank: Rank) -> bool:
     worker = holder_of(cluster, job, rank)
     if worker is None:
         return False
-    request = job.requests.get(rank)
+    request = job.moving.requests.get(rank)
     asked = request is not None and request.worker == worker.worker
     return asked or leaving(cluster, worker) is not None
 

@@ -73,8 +73,8 @@ def note_ways(ways: Ways, before: Cluster, after: Cluster) -> None:
         old = before.jobs.get(name)
         if move is not None and old is not job:
             ways[(name, move.number)] = way_of(after, job, move, ways.get((name, move.number), ()))
-        if old is not None and old.moved != job.moved:
-            fresh = [one for one in job.moves if one.number > old.moved and not one.open]
+        if old is not None and old.moving.named != job.moving.named:
+            fresh = [one for one in job.moving.moves if one.number > old.moving.named and not one.open]
             ways.update({(name, one.number): way_asked(old, one) for one in fresh})
 
 
@@ -83,7 +83,7 @@ def way_asked(before: Job, move: Move) -> tuple[Leg, ...]:
     legs = []
     for rank in move.ranks:
         leg = Leg(rank=rank, worker=move.outgoing_workers.get(rank), to_node=move.to.get(rank))
-        request = before.requests.get(rank)
+        request = before.moving.requests.get(rank)
         if request is not None:
             leg = msgspec.structs.replace(leg, node=request.node, slot=request.slot)
         legs.append(leg)
@@ -108,7 +108,7 @@ def way_of(cluster: Cluster, job: Job, move: Move, known: tuple[Leg, ...] = ()) 
                 leg, to_worker=target.worker, to_node=target.node, to_slot=target.slot, prepared=target.prepared
             )
         elif move.state is not MoveState.CUT_OVER:
-            wish = job.requests.get(rank)
+            wish = job.moving.requests.get(rank)
             to = None if wish is None else wish.to
             leg = msgspec.structs.replace(leg, to_worker=None, to_node=to, to_slot=None, prepared=False)
         legs.append(leg)

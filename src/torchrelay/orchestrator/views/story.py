@@ -183,8 +183,8 @@ def tell_places(before: Cluster, after: Cluster) -> Iterator[Note]:
 
 def tell_moves(before: Job | None, after: Job) -> Iterator[Note]:
     """Moves that are new or in another state."""
-    known = {} if before is None else {move.number: move.state for move in before.moves}
-    for move in after.moves:
+    known = {} if before is None else {move.number: move.state for move in before.moving.moves}
+    for move in after.moving.moves:
         if known.get(move.number) != move.state:
             said = move.story[-1][1] if move.story else move.reason
             ranks = ", ".join(map(str, move.ranks))
@@ -197,11 +197,12 @@ def tell_job(before: Job | None, after: Job) -> Iterator[Note]:
     if before is None:
         ranks, spares = after.spec.world_size, after.spec.spares
         yield Note(kind=Kind.SUBMITTED, job=job, text=f"{job}: {ranks} ranks, {spares} spares wanted")
-    if before is None or after.moves is not before.moves:
+    if before is None or after.moving.moves is not before.moving.moves:
         yield from tell_moves(before, after)
-    same = before is not None and before.incidents is after.incidents
-    for place, incident in enumerate(() if same else after.incidents):
-        known = before.incidents[place] if before is not None and place < len(before.incidents) else None
+    same = before is not None and before.accounting.incidents is after.accounting.incidents
+    told = () if before is None else before.accounting.incidents
+    for place, incident in enumerate(() if same else after.accounting.incidents):
+        known = told[place] if place < len(told) else None
         if known is not incident:
             yield from tell_incident(known, incident)
     if before is not None and before.phase is not after.phase:

@@ -44,7 +44,8 @@ from torchrelay.protocol.health.pulses import Pulse
 from torchrelay.protocol.messages.ids import JobId, Rank, WorkerId
 from torchrelay.protocol.model.deaths import Death
 from torchrelay.protocol.model.incident import UNSETTLED, Fault, Incident, Mark, Resolution
-from torchrelay.protocol.model.job import Job, Outcome, Raised
+from torchrelay.protocol.model.job import Job, Outcome
+from torchrelay.protocol.model.parts import Raised
 from torchrelay.protocol.model.roster import Life, Seat, Worker, natural_key
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.recovery.ending import REFUSED, STOPPED
@@ -93,7 +94,7 @@ def view_job(scene: Scene, job: Job) -> JobStatus:
         step_ms=round(median(times), 3) if times else None,
         spares=SpareTally(wanted=spec.spares, warm=warm, starting=len(spares) - warm),
         incidents=tally(job),
-        restarts=job.restarts,
+        restarts=job.attempts.restarts,
         joined=reached is not None or any(seat.joined for seat in job.seats.values()),
         waiting_s=waiting,
         outcome=None if job.outcome is None else OutcomeView(code=job.outcome.code, reason=job.outcome.reason),
@@ -112,7 +113,7 @@ def is_guest(cluster: Cluster, name: WorkerId | None) -> bool:
 
 
 def tally(job: Job) -> IncidentTally:
-    incidents = job.incidents
+    incidents = job.accounting.incidents
     eligible = [incident for incident in incidents if exclusion(incident, job) is None]
     under_way = UNSETTLED if job.outcome is None else frozenset({Resolution.OPEN})
     return IncidentTally(
@@ -162,8 +163,8 @@ def view_ranks(scene: Scene, job: Job) -> Ranks:
         generation=job.generation,
         phase=job.phase,
         ranks=tuple(rows),
-        snapshot_every=job.snapshot_every,
-        snapshot_buddies=job.snapshot_buddies,
+        snapshot_every=job.rollback.every,
+        snapshot_buddies=job.rollback.buddies,
     )
 
 
@@ -228,7 +229,7 @@ def state_of(worker: Worker, rank: Rank | None, pulse: Pulse | None) -> str:
 
 
 def view_incidents(scene: Scene, job: Job) -> Incidents:
-    return Incidents(job=job.spec.job, incidents=tuple(view_incident(scene, one) for one in job.incidents))
+    return Incidents(job=job.spec.job, incidents=tuple(view_incident(scene, one) for one in job.accounting.incidents))
 
 
 def view_incident(scene: Scene, incident: Incident) -> IncidentView:
@@ -414,9 +415,9 @@ def raised_again(job: Job, worker: WorkerId | None) -> Raised | None:
     """Who has raised the same as this worker, at the same point, if the script's own error has ended the job."""
     if job.outcome is None or not job.outcome.reason.startswith(OWN_ERROR):
         return None
-    mine = [one for one in job.raised if one.worker == worker and not one.cramped]
+    mine = [one for one in job.exceptions.raised if one.worker == worker and not one.cramped]
     for one in mine:
-        for other in job.raised:
+        for other in job.exceptions.raised:
             same = (one.signature, one.point) == (other.signature, other.point)
             if same and other.worker != worker and not other.cramped:
                 return other
@@ -427,8 +428,8 @@ def died_again(job: Job, worker: WorkerId | None) -> Death | None:
     """Who has ended like this worker, later at the same point, if that has ended the job."""
     if job.outcome is None or not job.outcome.reason.startswith(OWN_ERROR):
         return None
-    mine = [death for death in job.deaths if death.worker == worker]
-    return next((other for one in mine for other in job.deaths if one.same(other)), None)
+    mine = [death for death in job.exceptions.deaths if death.worker == worker]
+    return next((other for one in mine for other in job.exceptions.deaths if one.same(other)), None)
 
 
 def first_cause(incident: Incident) -> Fault | None:

@@ -53,7 +53,7 @@ def why(scene: Scene, job: Job, about: str) -> WhyView:
 
 
 def why_move(scene: Scene, job: Job, number: int) -> WhyView:
-    for move in job.moves:
+    for move in job.moving.moves:
         if move.number == number:
             found = view_move(scene, job, move)
             lines = [f"{found.name} of {found.job} ({found.kind}): {found.state}", f"because {found.reason}"]
@@ -63,7 +63,7 @@ def why_move(scene: Scene, job: Job, number: int) -> WhyView:
             lines += [f"its interruption is {found.incident}"] if found.incident else []
             lines += standstill(scene.cluster, job) if found.open else []
             return WhyView(about=found.name, lines=tuple(lines), story=found.story)
-    known = ", ".join(move.name for move in job.moves[-8:]) or "none so far"
+    known = ", ".join(move.name for move in job.moving.moves[-8:]) or "none so far"
     raise PlanRefused(f"no move M-{number} of {job.spec.job}; there are: {known}")
 
 
@@ -86,9 +86,8 @@ def why_rank(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
         yield from standstill(cluster, job)
     else:
         yield "nothing asks it to move: no taint with NoExecute lies on its place, and nobody asked for it"
-    for past in [one for one in job.moves if rank in one.outgoing_workers and not (one.open and rank in one.ranks)][
-        -2:
-    ]:
+    ended = [one for one in job.moving.moves if rank in one.outgoing_workers and not (one.open and rank in one.ranks)]
+    for past in ended[-2:]:
         if rank not in past.ranks:
             did = "moved it" if rank in past.moved else "was to move it, and a fault came first"
             yield f"before: {past.name} {did}"
@@ -103,7 +102,7 @@ def why_elsewhere(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
     wish = wishes_to_move(cluster, job).get(rank)
     move = job.open_move
     if wish is None:
-        request = job.requests.get(rank)
+        request = job.moving.requests.get(rank)
         if move is not None and move.state is MoveState.CUT_OVER and rank in move.ranks:
             yield f"{move.name} moves it just now: {last_of(move)}"
         elif request is not None:

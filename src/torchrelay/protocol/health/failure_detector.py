@@ -121,7 +121,7 @@ def judge(failure_detector: FailureDetector, cluster: Cluster, now_ms: int) -> t
     for name, job in cluster.jobs.items():
         if still and job.phase is JobPhase.RUNNING:
             found.extend(judge_ways(companies[name], now_ms))
-        if job.unproved:
+        if job.accounting.unproved:
             found.extend(proof(failure_detector, job))
     return tuple(found)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from torchrelay.protocol.messages.events import JobSpec, Snapshot
-from torchrelay.protocol.messages.ids import START, Generation, NodeId, Point, Rank, WorkerId
-from torchrelay.protocol.model.deaths import Death
+from torchrelay.protocol.messages.events import JobSpec
+from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, WorkerId
 from torchrelay.protocol.model.incident import Fault, Incident, Mark, Resolution
-from torchrelay.protocol.model.moves import Move, Request
+from torchrelay.protocol.model.moves import Move
+from torchrelay.protocol.model.parts import Accounting, Attempts, Exceptions, Moving, Rollback, Signals
 from torchrelay.protocol.model.roster import Seat
 from torchrelay.protocol.model.table import Table
 
@@ -47,28 +48,6 @@ class Outcome(Struct, frozen=True):
     reason: str
 
 
-class Raised(Struct, frozen=True):
-    """An exception that a worker told of, and the exit code it led to when known."""
-
-    worker: WorkerId
-    rank: Rank
-    point: Point | None
-    signature: str
-    summary: str
-    at_ms: int
-    fatal: bool  # False: its process was interrupted anyway and stays
-    code: int | None = None
-    cramped: bool = False  # out of memory in a slot that is shared: that says nothing about the script
-
-
-class PassedOn(Struct, frozen=True):
-    """A signal for all ranks, the how manieth of this job, and when it was asked for."""
-
-    number: int
-    nth: int
-    at_ms: int
-
-
 class Stop(Struct, frozen=True):
     """The job is to stop: its ranks were told so by a signal, and have some time to end by themselves."""
 
@@ -86,52 +65,32 @@ class Job(Struct, frozen=True):
     seats: Table[Rank, Seat]
     phase_ms: int  # when the phase was entered
     phase: JobPhase = JobPhase.STARTING
+    why: str = "waiting for nodes"
     generation: Generation = Generation(1)
     resume_point: Point | None = None  # the point this generation starts from; None: the first wiring
-    stood_ms: int | None = None  # since when all holders stand at the boundary
     boundary: Point | None = None  # the point after which all stop for a move; meant for this generation or the next
-    why: str = "waiting for nodes"
-    trained: bool = False  # something was committed since the last start of all workers
-    starts: int = 0  # starts of all workers in a row that committed nothing
-    failed_starts: int = 0  # of these, those that the script may have failed
-    restarts: int = 0  # starts from the script's own checkpoint
-    fruitless: int = 0  # generations in a row that were tried, and in which nothing was committed
-    advanced_in: Generation = Generation(0)  # which went on from a further point than the one before, the last time
+    stood_ms: int | None = None  # since when all holders stand at the boundary
+    waiting_ms: int | None = None  # since when a rank waits for a spare
     # Whom each rank's private record was sent to in the last generations, the newest first.
     keepers: tuple[Table[Rank, tuple[WorkerId, ...]], ...] = ()
-    waiting_ms: int | None = None  # since when a rank waits for a spare
-    broken: Fault | None = None  # a collective has failed, and nobody is known to be lost
-    broken_ms: int = 0  # since when that is known
-    raised: tuple[Raised, ...] = ()
-    deaths: tuple[Death, ...] = ()  # ends of workers, by themselves, while they trained
-    last_code: int = 1
     once: Table[Rank, tuple[tuple[str, bytes], ...]] = Table()  # what a rank has done once: names and results, sorted
-    requests: Table[Rank, Request] = Table()  # moves that operators want
-    moves: tuple[Move, ...] = ()  # the newest last; at most one is open
-    moved: int = 0  # moves named so far
-    cutovers: tuple[int, ...] = ()  # when ranks were moved within the last hour
-    incidents: tuple[Incident, ...] = ()
-    snapshot_every: int = 0  # steps; 0: none are taken
-    snapshot_buddies: int = 1  # nodes that get a copy of each, beside its own
-    kept: Table[NodeId, tuple[Snapshot, ...]] = Table()  # snapshots, by the node in whose memory they lie
-    rolled: Point | None = None  # the snapshot from which all ranks begin anew, until training goes on
-    furthest: Point = START  # from which it was ever gone back to a snapshot
-    rolls: int = 0  # how often, without getting any further
-    unproved: int = 0  # incidents after which all went on, and have committed nothing yet
-    left_out_ms: int = 0  # what the clock has left out since the job was submitted
-    signals: tuple[PassedOn, ...] = ()  # to be passed on to ranks that have not had them
-    signalled: int = 0  # how many there were so far
+    attempts: Attempts = Attempts()
+    exceptions: Exceptions = Exceptions()
+    moving: Moving = Moving()
+    rollback: Rollback = Rollback()
+    accounting: Accounting = Accounting()
+    signals: Signals = Signals()
     stop: Stop | None = None
     outcome: Outcome | None = None
 
     @property
     def open_move(self) -> Move | None:
-        return self.moves[-1] if self.moves and self.moves[-1].open else None
+        return self.moving.moves[-1] if self.moving.moves and self.moving.moves[-1].open else None
 
     @property
     def open_incident(self) -> Incident | None:
-        if self.incidents and self.incidents[-1].resolution is Resolution.OPEN:
-            return self.incidents[-1]
+        if self.accounting.incidents and self.accounting.incidents[-1].resolution is Resolution.OPEN:
+            return self.accounting.incidents[-1]
         return None
 
     def is_held_by(self, worker: WorkerId, rank: Rank | None) -> bool:
@@ -140,6 +99,21 @@ class Job(Struct, frozen=True):
 
     def with_seat(self, rank: Rank, seat: Seat) -> Job:
         return replace(self, seats=self.seats.put(rank, seat))
+
+    def with_attempts(self, **changes: Any) -> Job:
+        return replace(self, attempts=replace(self.attempts, **changes))
+
+    def with_exceptions(self, **changes: Any) -> Job:
+        return replace(self, exceptions=replace(self.exceptions, **changes))
+
+    def with_moving(self, **changes: Any) -> Job:
+        return replace(self, moving=replace(self.moving, **changes))
+
+    def with_rollback(self, **changes: Any) -> Job:
+        return replace(self, rollback=replace(self.rollback, **changes))
+
+    def with_accounting(self, **changes: Any) -> Job:
+        return replace(self, accounting=replace(self.accounting, **changes))
 
     def enter(self, phase: JobPhase, now_ms: int, why: str) -> Job:
         return replace(self, phase=phase, phase_ms=now_ms, why=why).tell(now_ms, why)
@@ -152,10 +126,10 @@ class Job(Struct, frozen=True):
         Deadlines leave it out, as nobody may be called late because the one who listens was away. But training stood
         still for all of it.
         """
-        return now_ms + self.left_out_ms - age_ms
+        return now_ms + self.accounting.left_out_ms - age_ms
 
     def with_incident(self, incident: Incident) -> Job:
-        return replace(self, incidents=(*self.incidents[:-1], incident))
+        return self.with_accounting(incidents=(*self.accounting.incidents[:-1], incident))
 
     def suffer(self, fault: Fault, now_ms: int) -> Job:
         """Open an incident with this fault, or add it to the open one.
@@ -166,10 +140,10 @@ class Job(Struct, frozen=True):
         job = self
         incident = job.open_incident
         if incident is None:
-            incident = Incident(len(job.incidents) + 1, job.spec.job, job.generation)
+            incident = Incident(len(job.accounting.incidents) + 1, job.spec.job, job.generation)
             incident = incident.mark(Mark.HEARD, job.moment(now_ms))
-            job = replace(job, incidents=(*job.incidents, incident))
-        seen = [one.at_ms for one in (fault, job.broken) if one is not None and one.exact]
+            job = job.with_accounting(incidents=(*job.accounting.incidents, incident))
+        seen = [one.at_ms for one in (fault, job.exceptions.broken) if one is not None and one.exact]
         incident = incident.mark(Mark.FAULT, min([incident.marks.get(Mark.FAULT, fault.at_ms), *seen]))
         where = f" on {fault.node}" if fault.node else ""
         who = f"rank {fault.rank} ({fault.worker}{where}): " if fault.rank is not None else ""
@@ -202,14 +176,15 @@ class Job(Struct, frozen=True):
         if incident is None:
             return self
         incident = replace(incident, went_on=self.generation, since=self.resume_point or START)
-        job = replace(self, unproved=self.unproved + 1).with_incident(incident)
+        job = self.with_accounting(unproved=self.accounting.unproved + 1).with_incident(incident)
         return job.close(Resolution.RESUMED, now_ms)
 
     def prove(self, generation: Generation, point: Point, now_ms: int) -> Job:
         """All ranks have committed this point in this generation: whatever they had resumed from is clean."""
-        if not self.unproved:
+        if not self.accounting.unproved:
             return self
-        moment, incidents, unseen, still = self.moment(now_ms), list(self.incidents), self.unproved, 0
+        moment, incidents = self.moment(now_ms), list(self.accounting.incidents)
+        unseen, still = self.accounting.unproved, 0
         for at in range(len(incidents) - 1, -1, -1):  # they are among the last
             if unseen == 0:
                 break
@@ -222,7 +197,7 @@ class Job(Struct, frozen=True):
                 incidents[at] = replace(one, resolution=Resolution.CLEAN)
             else:
                 still += 1
-        return replace(self, incidents=tuple(incidents), unproved=still)
+        return self.with_accounting(incidents=tuple(incidents), unproved=still)
 
     def close(self, resolution: Resolution, now_ms: int, *, eligible: bool = True) -> Job:
         """Close the open incident, if there is one."""

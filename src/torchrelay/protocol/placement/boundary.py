@@ -35,7 +35,7 @@ UNDER_WAY = frozenset({WorkerPhase.COMPUTING, WorkerPhase.SECTION, WorkerPhase.G
 
 def with_move(job: Job, move: Move) -> Job:
     """The job with its newest move as it is now."""
-    return replace(job, moves=(*job.moves[:-1], move))
+    return job.with_moving(moves=(*job.moving.moves[:-1], move))
 
 
 def fresh(seat: Seat) -> Seat:
@@ -56,7 +56,8 @@ def fresh(seat: Seat) -> Seat:
 def begin_generation(job: Job) -> Job:
     """The next generation."""
     seats = Table((rank, fresh(seat)) for rank, seat in job.seats.items())
-    return replace(job, seats=seats, generation=Generation(job.generation + 1), broken=None)
+    job = replace(job, seats=seats, generation=Generation(job.generation + 1))
+    return job.with_exceptions(broken=None)
 
 
 # ---------------------------------------------------------------- quiesce
@@ -173,18 +174,10 @@ def cut_over(cluster: Cluster, job: Job, move: Move) -> Cluster:
         cluster = cluster.with_worker(replace(worker, rank=rank, incoming_for=None))
     incident = job.open_incident
     assert incident is not None, "the move has made one"
-    cutovers = (*(at for at in job.cutovers if now - at < HOUR_MS), now)
+    cutovers = (*(at for at in job.moving.cutovers if now - at < HOUR_MS), now)
     advanced = job.resume_point is None or boundary is None or boundary > job.resume_point
-    job = replace(
-        job,
-        resume_point=boundary,
-        trained=True,
-        starts=0,
-        failed_starts=0,
-        cutovers=cutovers,
-        fruitless=0 if advanced else job.fruitless,
-        advanced_in=job.generation if advanced else job.advanced_in,
-    )
+    attempts = job.attempts.going_on(job.generation, advanced=advanced)
+    job = replace(job, resume_point=boundary, attempts=attempts).with_moving(cutovers=cutovers)
     move = replace(move, targets=Table())
     move = move.enter(MoveState.CUT_OVER, now, f"cut over after {boundary}, generation {job.generation}")
     job = with_move(job, move)
@@ -229,8 +222,8 @@ def in_vain(cluster: Cluster, job: Job, why: str) -> Cluster:
 
 def give_up(job: Job, move: Move, now_ms: int) -> Job:
     """What this move was to do rests for a while; requests are dropped: an operator may ask again."""
-    requests = Table((rank, one) for rank, one in job.requests.items() if rank not in move.ranks)
-    return with_move(replace(job, requests=requests), replace(move, again_ms=now_ms + REST_MS))
+    requests = Table((rank, one) for rank, one in job.moving.requests.items() if rank not in move.ranks)
+    return with_move(job.with_moving(requests=requests), replace(move, again_ms=now_ms + REST_MS))
 
 
 def finish_release(cluster: Cluster, job: Job) -> Cluster | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from torchrelay.protocol.messages.events import PrivateRecord
-from torchrelay.protocol.messages.ids import START, Generation, JobId, Rank, WorkerId
+from torchrelay.protocol.messages.ids import Generation, JobId, Rank, WorkerId
 from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import Fault, Resolution
 from torchrelay.protocol.model.job import BEFORE_CUTOVER, Job, JobPhase, Outcome
 from torchrelay.protocol.model.moves import MoveState
+from torchrelay.protocol.model.parts import Attempts, Rollback
 from torchrelay.protocol.model.roster import Life, Seat
 from torchrelay.protocol.model.state import Cluster, is_over, keep_private, vacate_seat
 from torchrelay.protocol.model.table import Table
@@ -54,7 +55,7 @@ def lose_worker(
         if rank is not None:
             seat = replace(seat, place=(known.node, known.slot))
         # To take the job for one that has committed nothing would be to begin anew, and not to say so.
-        job = replace(job, trained=job.trained or (unread and seat.joined))
+        job = job.with_attempts(trained=job.attempts.trained or (unread and seat.joined))
         job = job.with_seat(known.rank, keep_private(seat, private))
         cluster = cluster.with_job(job)
     if known.life is not Life.FENCING:  # one that was fenced has had its strike, or was ended without a fault
@@ -77,7 +78,7 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
     job = job.suffer(fault, now)
     job = give_back(cluster, job, rank) or job.with_seat(rank, vacate_seat(seat))
     if cluster.freezes and job.phase in BEFORE_CUTOVER | {JobPhase.RUNNING}:
-        return fall_back(cluster, job, f"frozen, so nothing is done about it: {fault.cause}", job.last_code)
+        return fall_back(cluster, job, f"frozen, so nothing is done about it: {fault.cause}", job.exceptions.last_code)
     match job.phase:
         case JobPhase.STARTING | JobPhase.RECONFIGURING if job.resume_point is None:
             # That a node is lost says nothing about the script.
@@ -92,11 +93,11 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
             return cluster.with_job(job)
         case JobPhase.RUNNING if unprotected(cluster, job, seat):
             why = f"the script has not called protect() in {UNJOINED_MS // 60_000} minutes: it ran unprotected"
-            return fall_back(cluster, job, why, job.last_code)
+            return fall_back(cluster, job, why, job.exceptions.last_code)
         case JobPhase.FINISHING | JobPhase.ENDING | JobPhase.ENDED:
             raise AssertionError("nobody misses a rank of a job that is over")
         case _:
-            tried = job.phase is not JobPhase.AGREEING and seat.assigned_in >= job.advanced_in
+            tried = job.phase is not JobPhase.AGREEING and seat.assigned_in >= job.attempts.advanced_in
             return interrupt_job(cluster, job, fault.cause, in_vain=tried or fault.detector in DEADLINES)
 
 
@@ -124,12 +125,12 @@ def interrupt_job(cluster: Cluster, job: Job, reason: str, *, in_vain: bool = Tr
     `in_vain`: what this generation tried has failed. It has not if a rank is lost that was there before: a rack takes
     one node after another with it. Nor if nothing was tried yet. Both happen only as often as there are ranks.
     """
-    fruitless = job.fruitless + in_vain
+    fruitless = job.attempts.fruitless + in_vain
     cluster = spend_targets(cluster, job)
-    job = replace(begin_generation(pause_move(job, cluster.now_ms)), fruitless=fruitless)
+    job = begin_generation(pause_move(job, cluster.now_ms)).with_attempts(fruitless=fruitless)
     if fruitless >= GENERATION_BUDGET:
         why = f"{fruitless} generations in a row committed nothing"
-        return fall_back(cluster, job, why, job.last_code)
+        return fall_back(cluster, job, why, job.exceptions.last_code)
     why = f"generation {job.generation}: survivors are asked where they stand ({reason})"
     return cluster.with_job(job.enter(JobPhase.AGREEING, cluster.now_ms, why))
 
@@ -169,34 +170,36 @@ def start_again(
 
     `failed`: the start that ends with this counts as one that the script may have failed.
     """
-    failed_starts = job.failed_starts + failed
-    if not from_checkpoint and (failed_starts >= START_BUDGET or job.starts + 1 >= MOST_STARTS):
-        why = f"{job.starts + 1} starts ended before anything was committed: {reason}"
-        return end_job(cluster, job, job.last_code, why)
+    failed_starts = job.attempts.failed_starts + failed
+    if not from_checkpoint and (failed_starts >= START_BUDGET or job.attempts.starts + 1 >= MOST_STARTS):
+        why = f"{job.attempts.starts + 1} starts ended before anything was committed: {reason}"
+        return end_job(cluster, job, job.exceptions.last_code, why)
     for worker in cluster.of_job(job.spec.job):
         if worker.rank is not None:
             cluster = cluster.fence(worker.worker).disown(worker.worker)
         elif worker.incoming_for is not None:
             cluster = cluster.fence(worker.worker)
+    attempts, rollback = job.attempts, job.rollback
+    if from_checkpoint:
+        attempts = Attempts(restarts=attempts.restarts + 1, advanced_in=attempts.advanced_in)
+    else:
+        attempts = replace(
+            attempts, trained=False, starts=attempts.starts + 1, failed_starts=failed_starts, fruitless=0
+        )
+    job = drop_move(job, cluster.now_ms, f"all workers start again: {reason}")
     job = replace(
-        drop_move(job, cluster.now_ms, f"all workers start again: {reason}"),
+        job,
         seats=Table((rank, Seat()) for rank in job.seats),
         generation=Generation(job.generation + 1),
         resume_point=None,
-        trained=False,
-        starts=0 if from_checkpoint else job.starts + 1,
-        failed_starts=0 if from_checkpoint else failed_starts,
-        restarts=job.restarts + 1 if from_checkpoint else job.restarts,
         waiting_ms=None,
-        broken=None,
         boundary=None,
-        fruitless=0,
+        attempts=attempts,
+        exceptions=replace(job.exceptions, broken=None),
+        # What was not proved by now never will be: points are counted anew.
+        accounting=replace(job.accounting, unproved=0),
+        rollback=Rollback(every=rollback.every, buddies=rollback.buddies),
         keepers=(),
-        unproved=0,  # what was not proved by now never will be: points are counted anew
-        kept=Table(),
-        rolled=None,
-        furthest=START,
-        rolls=0,
         once=Table(),  # what was done once was done by processes that end: a checkpoint is to be loaded again
     )
     resolution = Resolution.FELL_BACK if from_checkpoint else Resolution.RESTARTED
@@ -206,7 +209,7 @@ def start_again(
 
 def fall_back(cluster: Cluster, job: Job, reason: str, code: int = NO_STATE) -> Cluster:
     """We cannot go on from what is in memory: the script's own checkpoint, if a restart is left, else the end."""
-    if job.restarts < job.spec.max_restarts:
+    if job.attempts.restarts < job.spec.max_restarts:
         job = job.tell(cluster.now_ms, f"falls back to the script's own checkpoint: {reason}")
         return start_again(cluster, job, reason, from_checkpoint=True)
     return end_job(cluster, job, code, reason)
@@ -215,7 +218,7 @@ def fall_back(cluster: Cluster, job: Job, reason: str, code: int = NO_STATE) -> 
 def end_job(cluster: Cluster, job: Job, code: int, reason: str, *, eligible: bool = True) -> Cluster:
     """The job ends with this code; its processes are ended."""
     job = drop_move(job, cluster.now_ms, f"the job ends with {code}: {reason}")
-    job = replace(job, outcome=Outcome(code, reason), waiting_ms=None, requests=Table())
+    job = replace(job, outcome=Outcome(code, reason), waiting_ms=None).with_moving(requests=Table())
     job = job.enter(JobPhase.ENDING, cluster.now_ms, f"ends with {code}: {reason}")
     job = job.close(Resolution.ENDED, cluster.now_ms, eligible=eligible)
     for worker in cluster.of_job(job.spec.job):

@@ -207,7 +207,7 @@ def clear_out(cluster: Cluster, job: Job) -> Cluster:
 
 def awaits_nodes(cluster: Cluster, job: Job) -> bool:
     """Whether a job that starts for the first time has fewer nodes than it was submitted for."""
-    first = job.phase is JobPhase.STARTING and job.starts == 0 and job.restarts == 0
+    first = job.phase is JobPhase.STARTING and job.attempts.starts == 0 and job.attempts.restarts == 0
     return first and cluster.nodes.count(facts.is_alive) < job.spec.nodes
 
 
@@ -353,7 +353,7 @@ def undying(cluster: Cluster, job: Job, rank: Rank) -> str:
 
 def held_back(cluster: Cluster, job: Job, rank: Rank) -> bool:
     """Whether a spare must wait: the last holder raised, and others may be about to raise the same."""
-    times = [raised.at_ms for raised in job.raised if raised.rank == rank and not raised.cramped]
+    times = [raised.at_ms for raised in job.exceptions.raised if raised.rank == rank and not raised.cramped]
     return bool(times) and cluster.now_ms - max(times) < job.spec.raise_grace_ms
 
 

@@ -40,7 +40,7 @@ def note_keepers(cluster: Cluster, job: Job) -> Job:
 def buddies_to_ask(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, Worker]]:
     """Survivors and outgoing workers that may have a copy of this rank's record, and have not denied it."""
     seat = job.seats[rank]
-    if job.rolled is not None:
+    if job.rollback.point is not None:
         return [keeper for keeper in keepers_of(cluster, job, rank) if keeper[1].worker not in seat.asked_buddies]
     found = [one for one in named(cluster, job, rank) if one[1].worker not in seat.silent_buddies]
     if found:
@@ -68,7 +68,7 @@ def ask_others(cluster: Cluster, job: Job, rank: Rank) -> Cluster | None:
     """
     seat = job.seats[rank]
     assert job.resume_point is not None, "it is decided before any record is asked for"
-    if job.rolled is not None or seat.record_of(job.resume_point) is not None:
+    if job.rollback.point is not None or seat.record_of(job.resume_point) is not None:
         return None
     if cluster.now_ms - max(job.phase_ms, seat.ended_ms) < job.spec.report_ms // 2:
         return None

@@ -98,9 +98,9 @@ def watch_running(cluster: Cluster, job: Job) -> Cluster:
             return end_job(cluster, job, NO_STATE, wrong)  # its own checkpoint may hold these, too
         job = prove_at_the_end(job, now)
         return cluster.with_job(enter_next(job, now, "every rank has finished"))
-    if job.broken is not None:
-        return mend(cluster, job, job.broken)
-    for raised in job.raised:
+    if job.exceptions.broken is not None:
+        return mend(cluster, job, job.exceptions.broken)
+    for raised in job.exceptions.raised:
         if raised.fatal and now - raised.at_ms >= DYING_MS and job.is_held_by(raised.worker, raised.rank):
             cause = f"raised and did not end: {raised.summary}"
             return lose_worker(cluster, raised.worker, cause=cause, detector="exit deadline", ended=False)
@@ -116,8 +116,8 @@ def prove_at_the_end(job: Job, now_ms: int) -> Job:
 
 def watch_move(cluster: Cluster, job: Job) -> Cluster:
     """A job that stops, or goes on, for a move. Connections are alive, so they can break."""
-    if job.broken is not None:
-        return mend(cluster, job, job.broken)
+    if job.exceptions.broken is not None:
+        return mend(cluster, job, job.exceptions.broken)
     match job.phase:
         case JobPhase.QUIESCING:
             return set_boundary(cluster, job)
@@ -129,11 +129,11 @@ def watch_move(cluster: Cluster, job: Job) -> Cluster:
 
 def mend(cluster: Cluster, job: Job, broken: Fault) -> Cluster:
     """A collective has failed. Mostly that is the echo of a loss; if none shows in time, connect anew."""
-    if cluster.now_ms - job.broken_ms < job.spec.collective_grace_ms:
+    if cluster.now_ms - job.exceptions.broken_ms < job.spec.collective_grace_ms:
         return cluster
     job = job.suffer(broken, cluster.now_ms)
     if cluster.freezes and job.phase in BEFORE_CUTOVER | {JobPhase.RUNNING}:
-        return fall_back(cluster, job, f"frozen, so nothing is done about it: {broken.cause}", job.last_code)
+        return fall_back(cluster, job, f"frozen, so nothing is done about it: {broken.cause}", job.exceptions.last_code)
     return interrupt_job(cluster, job, "a connection broke, and every worker is alive")
 
 
@@ -165,15 +165,15 @@ def agree(cluster: Cluster, job: Job) -> Cluster:
     if any(owes_report(cluster, job, seat) for _, seat in still_lacking(job)):
         return lose_silent(cluster, job) if now - job.phase_ms >= job.spec.report_ms else cluster
     point, reason = choose_resume_point(job.seats, job.resume_point)
-    if point is None and job.rolled is not None:
-        point, reason = job.rolled, f"of {job.rolled} there is a snapshot of every rank"
+    if point is None and job.rollback.point is not None:
+        point, reason = job.rollback.point, f"of {job.rollback.point} there is a snapshot of every rank"
     if point is None and job.seats.any(facts.has_outgoing):
         point, reason = job.boundary, f"all ranks change hands, and their outgoing workers stand after {job.boundary}"
-    if point is None and not job.trained and not left_records(job):
+    if point is None and not job.attempts.trained and not left_records(job):
         return start_again(cluster, job, "no rank had called protect() yet")
     if (
         point is None
-        and job.snapshot_every
+        and job.rollback.every
         and any(now - worker.since_ms < DYING_MS for worker in still_ending(cluster, job))
     ):
         return cluster  # with their ends it is told which snapshots are on their nodes
@@ -232,7 +232,7 @@ def decide(cluster: Cluster, job: Job, point: Point, reason: str) -> Cluster:
         job = replace(cluster.jobs[job.spec.job], boundary=None)
     forward = [rank for rank, verdict in verdicts.items() if verdict is Verdict.ROLL_FORWARD]
     text = f"redo the step after {point}"
-    if point == job.rolled:
+    if point == job.rollback.point:
         text = f"{BEGUN_ANEW} {point}"
     elif forward:
         text = f"roll forward to {point} on ranks {', '.join(map(str, forward))}"
@@ -240,10 +240,9 @@ def decide(cluster: Cluster, job: Job, point: Point, reason: str) -> Cluster:
     if incident is not None:
         job = job.with_incident(replace(incident, verdict=text, resume_point=point))
     advanced = job.resume_point is None or point > job.resume_point
-    fruitless, advanced_in = (0, job.generation) if advanced else (job.fruitless, job.advanced_in)
-    rolled = job.rolled if point == job.rolled else None
-    job = replace(job, resume_point=point, trained=True, starts=0, fruitless=fruitless, rolled=rolled)
-    job = replace(job, advanced_in=advanced_in, failed_starts=0)
+    rolled = point if point == job.rollback.point else None
+    attempts = job.attempts.going_on(job.generation, advanced=advanced)
+    job = replace(job, resume_point=point, attempts=attempts).with_rollback(point=rolled)
     job = job.mark(Mark.AGREED, now)
     return cluster.with_job(enter_next(job, now, f"{text}: {reason}"))
 
@@ -299,7 +298,7 @@ def late_for(job: Job, now_ms: int) -> list[WorkerId]:
 def what_lacks(cluster: Cluster, job: Job, rank: Rank, point: Point) -> str:
     """What is needed for this rank's replacement, and can not be had; empty if it can, or if that is not known yet."""
     seat, now = job.seats[rank], cluster.now_ms
-    if job.rolled is not None:
+    if job.rollback.point is not None:
         late = now - job.phase_ms >= job.spec.ready_ms
         there = seat.record_of(point) is not None and bool(nodes_with(job, rank, point))
         if not there and (late or not may_come(cluster, job, rank)):
@@ -315,7 +314,7 @@ def what_lacks(cluster: Cluster, job: Job, rank: Rank, point: Point) -> str:
 
 def go_back(cluster: Cluster, job: Job, reason: str) -> Cluster:
     """We cannot go on from what the ranks hold: from their snapshots, or else as without us."""
-    if job.rolled is not None:
+    if job.rollback.point is not None:
         job = within_reach(cluster, job)
     return roll_back(cluster, job, reason) or fall_back(cluster, job, reason + why_not_back(cluster, job))
 
@@ -341,7 +340,7 @@ def candidates(
 ) -> Iterator[tuple[Rank, Worker]]:
     """All sources of this rank's state, in that order."""
     assert job.resume_point is not None, "state is fetched for a resume point"
-    if job.rolled is not None:
+    if job.rollback.point is not None:
         yield from keepers_of(cluster, job, rank, tried=tried)
         return
     yield from outgoing_workers_of(cluster, job, rank, (rank,), tried=tried)
@@ -415,11 +414,11 @@ def reconfigure(cluster: Cluster, job: Job) -> Cluster:
 def unrestored(cluster: Cluster, job: Job, rank: Rank) -> Cluster:
     """Nobody has this rank's state, or delivers it. If there are snapshots, all say anew what is kept, to go back."""
     reason = f"rank {rank}'s state could not be had, verified, from any replica"
-    if job.rolled is not None:
-        for node in nodes_with(job, rank, job.rolled):
-            job = not_there(job, node, rank, job.rolled)
-        return go_back(cluster, job, f"no snapshot of rank {rank} at {job.rolled} could be had, verified")
-    return interrupt_job(cluster, job, reason) if job.kept else fall_back(cluster, job, reason)
+    if job.rollback.point is not None:
+        for node in nodes_with(job, rank, job.rollback.point):
+            job = not_there(job, node, rank, job.rollback.point)
+        return go_back(cluster, job, f"no snapshot of rank {rank} at {job.rollback.point} could be had, verified")
+    return interrupt_job(cluster, job, reason) if job.rollback.kept else fall_back(cluster, job, reason)
 
 
 def try_again(cluster: Cluster, job: Job, reason: str) -> Cluster:
@@ -446,19 +445,19 @@ def settled(seat: Seat, generation: Generation) -> Seat:
 def resume(cluster: Cluster, job: Job) -> Cluster:
     """When everybody trains again the incident is closed; not if a connection has broken meanwhile."""
     now = cluster.now_ms
-    if job.broken is not None:
-        return mend(cluster, job, job.broken)
+    if job.exceptions.broken is not None:
+        return mend(cluster, job, job.exceptions.broken)
     if not is_complete(job):
         if now - job.phase_ms >= job.spec.reconfigure_ms:
             return try_again(cluster, job, "not everybody resumed in time")
         return cluster
     seats = Table((rank, settled(seat, job.generation)) for rank, seat in job.seats.items())
     # What was raised in the wake of this fault, and did not end its worker, is settled by now.
-    raised = tuple(entry for entry in job.raised if entry.fatal)
-    job = replace(job, seats=seats, raised=raised)
+    raised = tuple(entry for entry in job.exceptions.raised if entry.fatal)
+    job = replace(job, seats=seats).with_exceptions(raised=raised)
     why = "training" if job.resume_point is None else f"training on after {job.resume_point}"
     incident = job.open_incident
     rolled_back = incident is not None and incident.lost
-    job = replace(job, boundary=None, rolled=None, kept=Table())
+    job = replace(job, boundary=None).with_rollback(point=None, kept=Table())
     job = weigh_requests(cluster, enter_next(job, now, why))
     return finish_move(cluster, job.close(Resolution.ROLLED_BACK, now) if rolled_back else job.went_on(now))

@@ -28,8 +28,8 @@ def move_asked(cluster: Cluster, event: ev.MoveAsked) -> Cluster:
     job = cluster.jobs.get(event.job)
     if job is None or is_over(job):
         return cluster
-    group = 1 + max((request.group for request in job.requests.values()), default=job.moved)
-    requests = job.requests
+    group = 1 + max((request.group for request in job.moving.requests.values()), default=job.moving.named)
+    requests = job.moving.requests
     for rank in event.ranks:
         seat = job.seats.get(rank)
         if seat is None or seat.worker is None:
@@ -43,17 +43,17 @@ def move_asked(cluster: Cluster, event: ev.MoveAsked) -> Cluster:
         before = requests.get(rank)
         if before is None or replace(before, group=group, asked_ms=cluster.now_ms) != request:
             requests = requests.put(rank, request)
-    return cluster.with_job(replace(job, requests=requests))
+    return cluster.with_job(job.with_moving(requests=requests))
 
 
 def move_withdrawn(cluster: Cluster, event: ev.MoveWithdrawn) -> Cluster:
     job = cluster.jobs.get(event.job)
     if job is None:
         return cluster
-    requests = job.requests
+    requests = job.moving.requests
     for rank in event.ranks:
         requests = requests.drop(rank)
-    return cluster.with_job(replace(job, requests=requests))
+    return cluster.with_job(job.with_moving(requests=requests))
 
 
 # ---------------------------------------------------------------- when ranks have new holders
@@ -62,7 +62,7 @@ def move_withdrawn(cluster: Cluster, event: ev.MoveWithdrawn) -> Cluster:
 def weigh_requests(cluster: Cluster, job: Job) -> Job:
     """Training goes on: drop the requests that are fulfilled, and bind the others to the new holders of their ranks."""
     by_fault: dict[int, list[Request]] = {}
-    for rank, request in sorted(job.requests.items()):
+    for rank, request in sorted(job.moving.requests.items()):
         name = job.seats[rank].worker
         assert name is not None, "all have resumed"
         holder = cluster.workers[name]
@@ -72,9 +72,9 @@ def weigh_requests(cluster: Cluster, job: Job) -> Job:
             back = "it came back to" if (holder.node, holder.slot) == (request.node, request.slot) else "it is on"
             job = job.tell(cluster.now_ms, f"rank {rank} is to move yet: {back} {holder.place}")
             request = replace(request, worker=holder.worker, node=holder.node, slot=holder.slot)
-            job = replace(job, requests=job.requests.put(rank, request))
+            job = job.with_moving(requests=job.moving.requests.put(rank, request))
             continue
-        job = replace(job, requests=job.requests.drop(rank))
+        job = job.with_moving(requests=job.moving.requests.drop(rank))
         if not told_by_move(job, request):
             by_fault.setdefault(request.group, []).append(request)
     for group in by_fault.values():
@@ -93,7 +93,7 @@ def told_by_move(job: Job, request: Request) -> bool:
     """Whether the story of a move tells what has become of this request: it was to move the rank, or still is."""
     return any(
         move.outgoing_workers.get(request.rank) == request.worker and (move.open or move.state is MoveState.RECOVERED)
-        for move in job.moves
+        for move in job.moving.moves
     )
 
 
@@ -101,7 +101,7 @@ def record(cluster: Cluster, job: Job, group: Sequence[Request]) -> Job:
     """What was asked for together, and a fault has fulfilled before it was its turn: a move that nobody had to make."""
     first = group[0]
     move = Move(
-        job.moved + 1,
+        job.moving.named + 1,
         MoveKind.PLANNED,
         tuple(request.rank for request in group),
         first.reason,
@@ -116,9 +116,9 @@ def record(cluster: Cluster, job: Job, group: Sequence[Request]) -> Job:
         ways.append(f"rank {request.rank} has gone from {request.node}/{request.slot} to {cluster.workers[name].place}")
     move = move.close(MoveState.RECOVERED, cluster.now_ms, f"a fault came first: {'; '.join(ways)}")
     # The open one stays the last, whatever its number.
-    at = len(job.moves) - (job.open_move is not None)
-    moves = (*job.moves[:at], move, *job.moves[at:])
-    return replace(job, moves=moves[-KEPT_MOVES:], moved=move.number)
+    at = len(job.moving.moves) - (job.open_move is not None)
+    moves = (*job.moving.moves[:at], move, *job.moving.moves[at:])
+    return job.with_moving(moves=moves[-KEPT_MOVES:], named=move.number)
 
 
 def ranks_in_question(cluster: Cluster, job: Job) -> list[Rank]:
@@ -127,7 +127,7 @@ def ranks_in_question(cluster: Cluster, job: Job) -> list[Rank]:
         return list(job.seats)
     nodes = {taint.node for taint in cluster.taints.values() if taint.effect is Effect.NO_EXECUTE}
     there = {worker.rank for node in nodes for worker in cluster.on_node(node) if worker.job == job.spec.job}
-    return sorted({rank for rank in there if rank is not None} | set(job.requests))
+    return sorted({rank for rank in there if rank is not None} | set(job.moving.requests))
 
 
 __all__ = ["move_asked", "move_withdrawn", "ranks_in_question", "weigh_requests"]

@@ -34,23 +34,23 @@ def note_kept(cluster: Cluster, name: JobId, node: NodeId, kept: tuple[Snapshot,
     known = cluster.nodes.get(node)
     if kept is None or known is None or not known.alive:
         return cluster
-    kept = tuple(one for one in kept if one.restarts == job.restarts)
-    if job.kept.get(node, ()) == kept:
+    kept = tuple(one for one in kept if one.restarts == job.attempts.restarts)
+    if job.rollback.kept.get(node, ()) == kept:
         return cluster
-    return cluster.with_job(replace(job, kept=job.kept.put(node, kept)))
+    return cluster.with_job(job.with_rollback(kept=job.rollback.kept.put(node, kept)))
 
 
 def not_there(job: Job, node: NodeId, rank: Rank, point: Point) -> Job:
     """This node does not have it, whatever was said before."""
-    left = tuple(one for one in job.kept.get(node, ()) if (one.rank, one.point) != (rank, point))
-    return job if left == job.kept.get(node, ()) else replace(job, kept=job.kept.put(node, left))
+    left = tuple(one for one in job.rollback.kept.get(node, ()) if (one.rank, one.point) != (rank, point))
+    return job if left == job.rollback.kept.get(node, ()) else job.with_rollback(kept=job.rollback.kept.put(node, left))
 
 
 def forget_kept(cluster: Cluster, node: NodeId) -> Cluster:
     """The node is lost with its memory."""
     for job in cluster.jobs.values():
-        if node in job.kept:
-            cluster = cluster.with_job(replace(job, kept=job.kept.drop(node)))
+        if node in job.rollback.kept:
+            cluster = cluster.with_job(job.with_rollback(kept=job.rollback.kept.drop(node)))
     return cluster
 
 
@@ -60,11 +60,10 @@ def newest_common(cluster: Cluster, job: Job) -> Point | None:
     If possible where one can be at once, and not only when a taint is gone.
     """
     for closed_too in (False, True):
-        nodes = [node for node in job.kept if has_room(cluster, job, node, closed_too=closed_too)]
+        nodes = [node for node in job.rollback.kept if has_room(cluster, job, node, closed_too=closed_too)]
         # Not from beyond where the job is: that is of steps which were made again since.
-        told = [
-            one for node in nodes for one in job.kept[node] if job.resume_point is None or one.point <= job.resume_point
-        ]
+        here = job.resume_point
+        told = [one for node in nodes for one in job.rollback.kept[node] if here is None or one.point <= here]
         points: dict[Rank, set[Point]] = {rank: set() for rank in job.seats}
         for one in told:
             points.get(one.rank, set()).add(one.point)
@@ -79,7 +78,8 @@ def within_reach(cluster: Cluster, job: Job) -> Job:
     holders = [cluster.workers[seat.worker].node for seat in job.seats.values() if seat.worker is not None]
     if len(holders) < len(job.seats):
         return job
-    return replace(job, kept=Table((node, kept) for node, kept in job.kept.items() if node in holders))
+    kept = Table((node, kept) for node, kept in job.rollback.kept.items() if node in holders)
+    return job.with_rollback(kept=kept)
 
 
 def has_room(cluster: Cluster, job: Job, name: NodeId, *, closed_too: bool) -> bool:
@@ -94,7 +94,7 @@ def has_room(cluster: Cluster, job: Job, name: NodeId, *, closed_too: bool) -> b
 
 def nodes_with(job: Job, rank: Rank, point: Point) -> set[NodeId]:
     """The nodes in whose memory this snapshot lies."""
-    return {node for node, kept in job.kept.items() if Snapshot(rank, point, job.restarts) in kept}
+    return {node for node, kept in job.rollback.kept.items() if Snapshot(rank, point, job.attempts.restarts) in kept}
 
 
 # ---------------------------------------------------------------- going back
@@ -106,11 +106,11 @@ def roll_back(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
     if point is None or point <= START:
         return None
     reached = max(point, job.resume_point or START)
-    rolls = rolls_to(job, reached)
-    if rolls > ROLL_BUDGET:
+    times = rolls_to(job, reached)
+    if times > ROLL_BUDGET:
         return None
     now = cluster.now_ms
-    furthest = max(reached, job.furthest)
+    furthest = max(reached, job.rollback.furthest)
     seats = Table((rank, emptied(cluster, job, rank)) for rank in job.seats)
     for worker in cluster.of_job(job.spec.job):
         if worker.rank is not None:  # what it leaves in its page is of steps that are made again
@@ -119,16 +119,8 @@ def roll_back(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
             cluster = cluster.fence(worker.worker)
     text = f"all go back to the snapshots of {point}: {reason}"
     job = begin_generation(drop_move(job, now, text))
-    job = replace(
-        job,
-        seats=seats,
-        resume_point=None,
-        boundary=None,
-        waiting_ms=None,
-        rolled=point,
-        furthest=furthest,
-        rolls=rolls,
-    )
+    job = replace(job, seats=seats, resume_point=None, boundary=None, waiting_ms=None)
+    job = job.with_rollback(point=point, furthest=furthest, times=times)
     incident = job.open_incident
     assert incident is not None, "somebody was lost"
     job = job.with_incident(replace(incident, lost=max(incident.lost, furthest.step - point.step)))
@@ -137,7 +129,7 @@ def roll_back(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
 
 def rolls_to(job: Job, reached: Point) -> int:
     """How often in a row it has gone back, with this time, and never come further than before."""
-    return job.rolls + 1 if reached <= job.furthest else 1
+    return job.rollback.times + 1 if reached <= job.rollback.furthest else 1
 
 
 def why_not_back(cluster: Cluster, job: Job) -> str:
@@ -145,7 +137,8 @@ def why_not_back(cluster: Cluster, job: Job) -> str:
     point = newest_common(cluster, job)
     if point is None or point <= START or rolls_to(job, max(point, job.resume_point or START)) <= ROLL_BUDGET:
         return ""
-    return f"; {job.rolls} times in a row all went back to snapshots, and came no further than {job.furthest}"
+    back = job.rollback
+    return f"; {back.times} times in a row all went back to snapshots, and came no further than {back.furthest}"
 
 
 def emptied(cluster: Cluster, job: Job, rank: Rank) -> Seat:
@@ -167,7 +160,7 @@ def still_ending(cluster: Cluster, job: Job) -> list[Worker]:
 
 def all_vacant(job: Job) -> bool:
     """Whether the ranks are still to be taken again."""
-    return job.rolled is not None and job.seats.count(facts.is_vacant) == len(job.seats)
+    return job.rollback.point is not None and job.seats.count(facts.is_vacant) == len(job.seats)
 
 
 def in_order(job: Job, free: list[tuple[NodeId, int]]) -> tuple[list[tuple[NodeId, int]], int]:
@@ -206,8 +199,8 @@ def places_for(job: Job, spares: list[Worker]) -> dict[Rank, WorkerId]:
 
 def keepers_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -> list[tuple[Rank, Worker]]:
     """Holders of ranks on nodes where this rank's snapshot lies: on its own node first."""
-    assert job.rolled is not None, "asked of a job that goes back"
-    nodes = nodes_with(job, rank, job.rolled)
+    assert job.rollback.point is not None, "asked of a job that goes back"
+    nodes = nodes_with(job, rank, job.rollback.point)
     seat = job.seats[rank]
     own = None if seat.worker is None else cluster.workers[seat.worker].node
     found: list[tuple[Rank, Worker]] = []
@@ -223,9 +216,9 @@ def keepers_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -
 
 def may_come(cluster: Cluster, job: Job, rank: Rank) -> bool:
     """Whether somebody may still hand out this rank's record, or its state: a node has it, and is to have a worker."""
-    assert job.rolled is not None, "asked of a job that goes back"
+    assert job.rollback.point is not None, "asked of a job that goes back"
     asked = job.seats[rank].asked_buddies
-    for node in nodes_with(job, rank, job.rolled):
+    for node in nodes_with(job, rank, job.rollback.point):
         there = holders_on(cluster, job, [node])
         if any(worker.worker not in asked for _, worker in there):
             return True

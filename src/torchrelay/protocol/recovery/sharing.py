@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from msgspec.structs import replace
-
 from torchrelay.protocol.messages.ids import NodeId, Rank
-from torchrelay.protocol.model.job import Job, JobPhase, Raised
+from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.model.parts import Raised
 from torchrelay.protocol.model.roster import Life, Worker, natural_key
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.placement.policy import DYING_MS, is_cordoned
@@ -30,13 +29,13 @@ NO_MEMORY = ("outofmemoryerror:", "out of memory", "can't allocate memory", "all
 
 def may_share(job: Job) -> bool:
     """Whether the job was submitted with leave to put several ranks into one slot, and has been started before."""
-    first = job.phase is JobPhase.STARTING and job.starts == 0 and job.restarts == 0
+    first = job.phase is JobPhase.STARTING and job.attempts.starts == 0 and job.attempts.restarts == 0
     return job.spec.ranks_per_slot > 1 and not first and not too_cramped(job)
 
 
 def too_cramped(job: Job) -> bool:
     """Whether the memory of a slot has turned out not to be enough for two."""
-    return sum(raised.cramped for raised in job.raised) >= CRAMPED_BUDGET
+    return sum(raised.cramped for raised in job.exceptions.raised) >= CRAMPED_BUDGET
 
 
 def out_of_memory(told: str) -> bool:
@@ -48,11 +47,11 @@ def note_cramped(cluster: Cluster, worker: Worker, told: str) -> Cluster:
     """Memory was not enough for those who share a slot: when that has happened too often, none are shared any more."""
     job = cluster.jobs[worker.job]
     rank = worker.rank if worker.rank is not None else worker.incoming_for
-    known = rank is None or any(entry.worker == worker.worker for entry in job.raised)
+    known = rank is None or any(entry.worker == worker.worker for entry in job.exceptions.raised)
     if known or rank is None or not out_of_memory(told) or not is_shared(cluster, worker):
         return cluster
     entry = Raised(worker.worker, rank, None, told, told, cluster.now_ms, True, cramped=True)
-    return cluster.with_job(replace(job, raised=(*job.raised[-63:], entry)))
+    return cluster.with_job(job.with_exceptions(raised=(*job.exceptions.raised[-63:], entry)))
 
 
 def is_shared(cluster: Cluster, worker: Worker) -> bool:

@@ -83,7 +83,7 @@ def record_kept(cluster: Cluster, event: ev.RecordKept) -> Cluster:
         return cluster
     if not event.private:
         asked = replace(ward, asked_buddies=ward.asked_buddies | {event.worker})
-        if job.rolled is not None:
+        if job.rollback.point is not None:
             job = not_there(job, cluster.workers[event.worker].node, event.ward, event.point)
         return cluster.with_job(job.with_seat(event.ward, asked))
     if ward.record_of(event.point) is not None:
@@ -124,7 +124,7 @@ def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
         incident = incident.receive(event.sources, event.shares, event.size, event.digest)
         parts = [f" ({share:,} bytes)" for share in event.shares] if len(event.sources) > 1 else []
         source = ", ".join(f"rank {rank}{part}" for rank, part in zip_longest(event.sources, parts, fillvalue=""))
-        source = f"its snapshot, kept on the node of {source}" if job.rolled is not None else source
+        source = f"its snapshot, kept on the node of {source}" if job.rollback.point is not None else source
         text = f"rank {event.rank} restored from {source}: {event.size:,} bytes, digest {event.digest} equal"
         job = job.with_incident(incident).tell(cluster.now_ms, text)
     return cluster.with_job(job)

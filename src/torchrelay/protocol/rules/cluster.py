@@ -17,7 +17,8 @@ from torchrelay.protocol.messages.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.messages.orders import Order
 from torchrelay.protocol.model.deaths import MISMATCH, death_of, remember_death, same_death_twice
 from torchrelay.protocol.model.incident import Fault, Mark
-from torchrelay.protocol.model.job import BEFORE_CUTOVER, RECOVERING, Job, JobPhase, Raised
+from torchrelay.protocol.model.job import BEFORE_CUTOVER, RECOVERING, Job, JobPhase
+from torchrelay.protocol.model.parts import Raised
 from torchrelay.protocol.model.roster import Life, Node, Seat
 from torchrelay.protocol.model.state import Cluster, exit_text, is_over, mark_started, seat_of
 from torchrelay.protocol.model.table import Table
@@ -155,7 +156,7 @@ def worker_joined(cluster: Cluster, event: ev.WorkerJoined) -> Cluster:
         return cluster.with_worker(replace(known, shard=event.shard))
     job, rank = found
     if event.snapshot_every is not None:
-        job = replace(job, snapshot_every=event.snapshot_every, snapshot_buddies=event.snapshot_buddies)
+        job = job.with_rollback(every=event.snapshot_every, buddies=event.snapshot_buddies)
     return cluster.with_job(job.with_seat(rank, replace(job.seats[rank], joined=True, shard=event.shard)))
 
 
@@ -175,13 +176,13 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     if event.code:
         raised = tuple(
             replace(entry, code=event.code) if entry.worker == event.worker and entry.fatal else entry
-            for entry in job.raised
+            for entry in job.exceptions.raised
         )
-        cluster = cluster.with_job(replace(job, raised=raised, last_code=event.code))
+        cluster = cluster.with_job(job.with_exceptions(raised=raised, last_code=event.code))
     if event.signal and known.life is not Life.FENCING:  # else we have killed it
-        cluster = cluster.with_job(replace(job, last_code=128 + event.signal))
+        cluster = cluster.with_job(job.with_exceptions(last_code=128 + event.signal))
     cause, detector = exit_text(event), "agent: process exit"
-    told = [entry.summary for entry in job.raised if entry.worker == event.worker]
+    told = [entry.summary for entry in job.exceptions.raised if entry.worker == event.worker]
     if told:
         cause, detector = f"{told[-1]}; {cause}", "worker: exception"
     elif known.life is not Life.FENCING:
@@ -208,13 +209,16 @@ def trained_to_death(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     if not comes and job.phase not in BEFORE_CUTOVER | {JobPhase.RUNNING, JobPhase.RESUMING}:
         return cluster
     death = death_of(event, rank, exit_text(event), job.resume_point if comes else None)
-    return cluster if death is None else cluster.with_job(replace(job, deaths=remember_death(job.deaths, death)))
+    if death is None:
+        return cluster
+    return cluster.with_job(job.with_exceptions(deaths=remember_death(job.exceptions.deaths, death)))
 
 
 def judge_deaths(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     """The same end of two workers that held a rank, at the same point: the job ends, or falls back."""
-    found = next((job for job in cluster.jobs.values() if job.deaths and job.deaths[-1].worker == event.worker), None)
-    both = None if found is None or is_over(found) else same_death_twice(found.deaths)
+    newest = ((job, job.exceptions.deaths[-1]) for job in cluster.jobs.values() if job.exceptions.deaths)
+    found = next((job for job, death in newest if death.worker == event.worker), None)
+    both = None if found is None or is_over(found) else same_death_twice(found.exceptions.deaths)
     if found is None or both is None:
         return cluster
     first, last = both
@@ -243,14 +247,14 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
         text = f"target {known.worker} of rank {known.incoming_for} raised: {event.summary}"
         cluster = cluster.with_job(with_move(job, move.tell(cluster.now_ms, text)))
         return note_cramped(cluster, known, event.signature)
-    known_by_now = {(entry.worker, entry.fatal) for entry in job.raised}
+    known_by_now = {(entry.worker, entry.fatal) for entry in job.exceptions.raised}
     if is_over(job) or job.stop is not None or (event.worker, event.fatal) in known_by_now:
         return cluster
     now = cluster.now_ms
     replaces = found is not None and found[0].seats[found[1]].replacement and found[0].phase in RECOVERING
     if event.kind == "refused" and not replaces:
         return end_job(cluster, job, REFUSED, event.summary, eligible=False)
-    own = next((one for one in job.raised if event.kind == "incomplete" and _same(one, event)), None)
+    own = next((one for one in job.exceptions.raised if event.kind == "incomplete" and _same(one, event)), None)
     if event.kind in NO_WAY_ON and own is None and found is not None:
         at = job.moment(now, event.age_ms)
         detector, code = NO_WAY_ON[event.kind]
@@ -267,7 +271,7 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
         event.fatal,
         cramped=out_of_memory(event.signature) and is_shared(cluster, known),
     )
-    job = replace(job, raised=(*job.raised[-63:], raised))
+    job = job.with_exceptions(raised=(*job.exceptions.raised[-63:], raised))
     cluster = cluster.with_job(job.tell(now, f"rank {event.rank} raised: {summary}"))
     return judge_raised(cluster, known.job)
 
@@ -285,12 +289,12 @@ def judge_raised(cluster: Cluster, job_id: JobId) -> Cluster:
     job = cluster.jobs[job_id]
     if is_over(job):
         return cluster
-    for entry in job.raised:
+    for entry in job.exceptions.raised:
         if entry.code is None:
             continue
         same = [
             other
-            for other in job.raised
+            for other in job.exceptions.raised
             if other.signature == entry.signature and other.point == entry.point and other.worker != entry.worker
             if not (other.cramped or entry.cramped)
         ]
@@ -318,14 +322,14 @@ def collective_failed(cluster: Cluster, event: ev.CollectiveFailed) -> Cluster:
     if incident is not None and event.generation == incident.generation and job.phase in RECOVERING:
         # The echo of a fault that is known by now: it may be heard first, and then say when that was.
         return cluster.with_job(job.mark_first(Mark.FAULT, job.moment(cluster.now_ms, event.age_ms)))
-    if event.generation not in known or job.broken is not None:
+    if event.generation not in known or job.exceptions.broken is not None:
         return cluster
     if job.phase not in BEFORE_CUTOVER | {JobPhase.RESUMING, JobPhase.RUNNING}:
         return cluster
     now = cluster.now_ms
     at = job.moment(now, event.age_ms)
     fault = Fault(f"its collective failed: {event.summary}", "collective", at, rank, event.worker, exact=True)
-    return cluster.with_job(replace(job, broken=fault, broken_ms=now))
+    return cluster.with_job(job.with_exceptions(broken=fault, broken_ms=now))
 
 
 def worker_hung(cluster: Cluster, event: ev.WorkerHung) -> Cluster:
@@ -345,7 +349,7 @@ def point_committed(cluster: Cluster, event: ev.PointCommitted) -> Cluster:
 
 def once_recorded(cluster: Cluster, event: ev.OnceRecorded) -> Cluster:
     job = cluster.jobs.get(event.job)
-    if job is None or event.restarts != job.restarts:
+    if job is None or event.restarts != job.attempts.restarts:
         return cluster
     known = job.once.get(event.rank, ())
     if event.name in dict(known):
@@ -366,7 +370,7 @@ def tick(cluster: Cluster, event: ev.Tick) -> Cluster:
 def time_left_out(cluster: Cluster, event: ev.TimeLeftOut) -> Cluster:
     """For the ledger only. No deadline hears of it."""
     jobs = cluster.jobs.items()
-    later = Table((name, replace(job, left_out_ms=job.left_out_ms + event.ms)) for name, job in jobs)
+    later = Table((name, job.with_accounting(left_out_ms=job.accounting.left_out_ms + event.ms)) for name, job in jobs)
     return replace(cluster, jobs=later)
 
 

@@ -110,7 +110,7 @@ def tainted(cluster: Cluster, worker: Worker) -> Wish | None:
 
 
 def asked(job: Job, rank: Rank, worker: Worker) -> Wish | None:
-    request = job.requests.get(rank)
+    request = job.moving.requests.get(rank)
     if request is None or request.worker != worker.worker:
         return None
     return Wish(MoveKind.PLANNED, request.reason, request.source, request.to, f"request {request.group}")
@@ -200,7 +200,7 @@ def progress_migration(cluster: Cluster, job_id: JobId) -> Cluster:
 
 def keep_move(cluster: Cluster, job: Job, move: Move) -> Cluster:
     """The job with its newest move as it is now."""
-    return cluster.with_job(replace(job, moves=(*job.moves[:-1], move)))
+    return cluster.with_job(job.with_moving(moves=(*job.moving.moves[:-1], move)))
 
 
 def open_move(cluster: Cluster, job: Job) -> Cluster:
@@ -211,16 +211,16 @@ def open_move(cluster: Cluster, job: Job) -> Cluster:
     if not wanted:
         return cluster
     kind, ranks, reason = choose_group(cluster, job, wanted)
-    move = aim(job, Move(job.moved + 1, kind, (), reason, cluster.now_ms), kind, ranks, wanted)
+    move = aim(job, Move(job.moving.named + 1, kind, (), reason, cluster.now_ms), kind, ranks, wanted)
     move = move.begin(cluster.now_ms, wanted[ranks[0]].source)
-    job = replace(job, moves=(*job.moves, move)[-KEPT_MOVES:], moved=move.number)
+    job = job.with_moving(moves=(*job.moving.moves, move)[-KEPT_MOVES:], named=move.number)
     return cluster.with_job(job)
 
 
 def due(cluster: Cluster, job: Job) -> dict[Rank, Wish]:
     """What is wished, but for what was given up: that rests for a while, unless an operator asks again."""
-    given_up = [move for move in job.moves if move.state is MoveState.FAILED and cluster.now_ms < move.again_ms]
-    resting = {rank for move in given_up for rank in move.ranks} - set(job.requests)
+    given_up = [move for move in job.moving.moves if move.state is MoveState.FAILED and cluster.now_ms < move.again_ms]
+    resting = {rank for move in given_up for rank in move.ranks} - set(job.moving.requests)
     return {rank: wish for rank, wish in wishes_to_move(cluster, job).items() if rank not in resting}
 
 
@@ -260,7 +260,7 @@ def wait(cluster: Cluster, job: Job, move: Move) -> Cluster:
     """Begin when nothing speaks against it; else say what does."""
     wanted = due(cluster, job)
     state = over_by(job, move)
-    yet = [rank for rank in move.ranks if rank in job.requests or not lost_first(job, move, rank)]
+    yet = [rank for rank in move.ranks if rank in job.moving.requests or not lost_first(job, move, rank)]
     still = [rank for rank in yet if rank in wanted]
     if not wanted or (not still and state is MoveState.RECOVERED):
         return keep_move(cluster, job, move.close(state, cluster.now_ms, ending(cluster, job, move)))
@@ -323,7 +323,7 @@ def leave_to_act(cluster: Cluster, job: Job) -> str:
     if job.seats.count(facts.has_not_finished) < len(job.seats):
         return "the job is about to end"
     limit = job.spec.moves_per_hour
-    recent = [at for at in job.cutovers if cluster.now_ms - at < HOUR_MS]
+    recent = [at for at in job.moving.cutovers if cluster.now_ms - at < HOUR_MS]
     if 0 <= limit <= len(recent):
         return f"{len(recent)} moves within the last hour, {limit} are allowed (--moves-per-hour)"
     return ""
@@ -472,7 +472,7 @@ def prepare_targets(cluster: Cluster, job: Job, move: Move) -> Cluster:
     ready = [cluster.workers[target].prepared for target in move.targets.values()]
     if len(ready) < len(move.ranks) or not all(ready) or cluster.now_ms < move.again_ms:
         return cluster
-    if job.broken is not None or leave_to_act(cluster, job):
+    if job.exceptions.broken is not None or leave_to_act(cluster, job):
         return cluster
     return begin_quiesce(cluster, job, move)
 

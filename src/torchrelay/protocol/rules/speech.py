@@ -100,7 +100,7 @@ def rank_orders(cluster: Cluster, job: Job, rank: Rank, wiring: Wiring | None) -
 def signal_orders(job: Job, seat: Seat, worker: Worker) -> Iterator[Order]:
     """Signals of the launcher; and in a job that stops, a rank whose script has ended need not wait for the others."""
     if not seat.replacement or seat.resumed:  # whoever is still being brought to its place has no handler yet
-        for passed in job.signals:
+        for passed in job.signals.fresh:
             yield PassOn(node=worker.node, worker=worker.worker, number=passed.number, nth=passed.nth)
     if job.stop is not None and seat.finished and job.phase is not JobPhase.FINISHING:
         yield Leave(**to(job, worker), code=0)
@@ -183,7 +183,7 @@ def assign(job: Job, rank: Rank, replacement: bool, worker: Worker, examples: tu
         local_world_size=job.spec.nproc_per_node,
         local_rank=worker.slot,
         replacement=replacement,
-        restarts=job.restarts,
+        restarts=job.attempts.restarts,
         once=job.once.get(rank, ()),
         examples=examples,
     )
@@ -205,7 +205,8 @@ def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
         for other, keeper in buddies_to_ask(cluster, job, rank):
             if keeper.worker not in busy:
                 busy.add(keeper.worker)
-                yield Recall(**to(job, keeper), rank=other, ward=rank, point=job.resume_point, restarts=job.restarts)
+                restarts = job.attempts.restarts
+                yield Recall(**to(job, keeper), rank=other, ward=rank, point=job.resume_point, restarts=restarts)
 
 
 class Wiring(Struct, frozen=True):
@@ -272,7 +273,7 @@ def say_replay(one: Holder) -> Order | None:
     record = one.seat.record_of(point)
     if record is None or judge_report(one.seat, point) is not None:
         return None
-    sources, snapshot = source_list(one.cluster, job, one.rank), job.rolled is not None
+    sources, snapshot = source_list(one.cluster, job, one.rank), job.rollback.point is not None
     if not sources:
         return None
     where = to(job, one.worker)
@@ -290,7 +291,7 @@ def say_restore(one: Holder) -> Order | None:
     """At the same time as to connect."""
     job, point = one.job, one.job.resume_point
     assert point is not None, "at the first wiring nobody has anything to restore"
-    sources, snapshot = source_list(one.cluster, job, one.rank), job.rolled is not None
+    sources, snapshot = source_list(one.cluster, job, one.rank), job.rollback.point is not None
     return Restore(**to(job, one.worker), rank=one.rank, point=point, sources=sources, snapshot=snapshot)
 
 

@@ -130,11 +130,11 @@ def frame_of(job: Job) -> tuple[object, ...]:
         job.resume_point,
         job.boundary,
         asks,
-        job.signals,
+        job.signals.fresh,
         job.stop is not None,
-        job.restarts,
-        job.rolled,
-        job.kept if job.rolled is not None else None,
+        job.attempts.restarts,
+        job.rollback.point,
+        job.rollback.kept if job.rollback.point is not None else None,
         None if move is None else move.targets,
     )
 

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from torchrelay.protocol.messages.events import SignalAsked, WorkerExited
 from torchrelay.protocol.messages.ids import JobId, Rank
 from torchrelay.protocol.model import facts
-from torchrelay.protocol.model.job import RECOVERING, Job, JobPhase, PassedOn, Stop
+from torchrelay.protocol.model.job import RECOVERING, Job, JobPhase, Stop
+from torchrelay.protocol.model.parts import PassedOn, Signals
 from torchrelay.protocol.model.roster import Life
 from torchrelay.protocol.model.state import Cluster, is_over, vacate_seat
 from torchrelay.protocol.recovery.ending import STOPPED, end_job
@@ -27,8 +28,8 @@ def signal_asked(cluster: Cluster, event: SignalAsked) -> Cluster:
     if job is None or is_over(job):
         return cluster
     now = cluster.now_ms
-    passed = PassedOn(event.number, job.signalled + 1, now)
-    job = replace(job, signalled=passed.nth, signals=(*job.signals[1 - MOST_SIGNALS :], passed))
+    passed = PassedOn(event.number, job.signals.count + 1, now)
+    job = replace(job, signals=Signals((*job.signals.fresh[1 - MOST_SIGNALS :], passed), passed.nth))
     if event.grace_ms is not None and job.stop is None:
         job = replace(job, stop=Stop(event.number, event.reason, now, event.grace_ms))
         job = job.tell(now, f"{event.reason}: the ranks have {event.grace_ms / 1000:g} s to end by themselves")
@@ -78,14 +79,14 @@ def wind_up(cluster: Cluster, job_id: JobId) -> Cluster:
     job, now = cluster.jobs[job_id], cluster.now_ms
     if is_over(job):
         return cluster
-    fresh = tuple(passed for passed in job.signals if job.stop is not None or now - passed.at_ms < PASS_MS)
-    if fresh != job.signals:
-        job = replace(job, signals=fresh)
+    fresh = tuple(passed for passed in job.signals.fresh if job.stop is not None or now - passed.at_ms < PASS_MS)
+    if fresh != job.signals.fresh:
+        job = replace(job, signals=replace(job.signals, fresh=fresh))
         cluster = cluster.with_job(job)
     stop = job.stop
     if stop is None:
         return cluster
-    cut = job.broken is not None and now - job.broken_ms >= job.spec.collective_grace_ms
+    cut = job.exceptions.broken is not None and now - job.exceptions.broken_ms >= job.spec.collective_grace_ms
     if stop.left and (job.phase in RECOVERING or cut):
         # Those that are left have not ended with 0, whatever the others did.
         code, how = code_of(stop) or STOPPED, "some ranks have left, the others cannot go on"

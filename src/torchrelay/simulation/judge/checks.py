@@ -44,23 +44,24 @@ def check_dates(world: Scene, event: ev.Event, now_ms: int, was: Job | None, now
 
 def check_fault(world: Scene, event: ev.WorkerExited, was: Job | None, now: Job) -> None:
     """The fault that an exit makes: it happened when the process ended."""
-    if not now.incidents:
+    if not now.accounting.incidents:
         return
-    known = was is not None and len(was.incidents) == len(now.incidents)
-    old = was.incidents[-1].faults if was is not None and known else ()
-    new = [fault for fault in now.incidents[-1].faults if fault not in old and fault.detector.startswith("agent: ")]
+    known = was is not None and len(was.accounting.incidents) == len(now.accounting.incidents)
+    old = was.accounting.incidents[-1].faults if was is not None and known else ()
+    faults = now.accounting.incidents[-1].faults
+    new = [fault for fault in faults if fault not in old and fault.detector.startswith("agent: ")]
     ended = world.processes[event.worker].ended_ms if event.worker in world.processes else None
     for fault in new:
         if fault.at_ms != ended:
             raise Violation(f"{event.worker} ended at {ended}, and the ledger says {fault.at_ms}")
-        begun = now.incidents[-1].marks.get(Mark.FAULT)
+        begun = now.accounting.incidents[-1].marks.get(Mark.FAULT)
         if begun is None or begun > fault.at_ms:
             raise Violation(f"the pause begins at {begun}, after its fault at {fault.at_ms}")
 
 
 def check_end(world: Scene, now: Job) -> None:
     """All train again since the last of them went on."""
-    incident = now.incidents[-1]
+    incident = now.accounting.incidents[-1]
     if incident.resolution is not Resolution.RESUMED or any(seat.finished for seat in now.seats.values()):
         return
     times = said(world, now.seats.values(), od.Resume)
@@ -113,7 +114,7 @@ TOGETHER = frozenset(
 
 def check_proofs(world: Scene, was: Job, now: Job) -> None:
     """What an event has made clean, against what the ranks have done."""
-    for before, after in zip(was.incidents, now.incidents, strict=False):
+    for before, after in zip(was.accounting.incidents, now.accounting.incidents, strict=False):
         if before.resolution is after.resolution or after.resolution is not Resolution.CLEAN:
             continue
         world.seen(f"resolution: {after.resolution}")
@@ -121,9 +122,10 @@ def check_proofs(world: Scene, was: Job, now: Job) -> None:
         # From open to clean at once: all scripts had ended by the time when it was heard that all had gone on.
         if before.resolution not in UNSETTLED or min(points) <= after.since:
             raise Violation(f"{after.name} is called clean, and ranks have come to {points} from {after.since}")
-    told = sum(incident.resolution is Resolution.RESUMED for incident in now.incidents)
-    if now.unproved > told or (now.unproved < told and not now.restarts and now.trained):
-        raise Violation(f"{now.unproved} incidents are to be proved, and {told} are not")
+    told = sum(incident.resolution is Resolution.RESUMED for incident in now.accounting.incidents)
+    unproved, attempts = now.accounting.unproved, now.attempts
+    if unproved > told or (unproved < told and not attempts.restarts and attempts.trained):
+        raise Violation(f"{unproved} incidents are to be proved, and {told} are not")
 
 
 def furthest(world: Scene, rank: Rank) -> Point:

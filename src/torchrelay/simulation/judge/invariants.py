@@ -80,8 +80,8 @@ class Checker:
     def requests(self, event: ev.Event, was: Job, now: Job) -> None:
         """What operators have asked for, before and after an event that the orchestrator has heard."""
         withdrawn = event.ranks if isinstance(event, ev.MoveWithdrawn) else ()
-        for rank, request in was.requests.items():
-            kept = now.requests.get(rank)
+        for rank, request in was.moving.requests.items():
+            kept = now.moving.requests.get(rank)
             if kept is not None:
                 if self.world.phase is JobPhase.RUNNING and kept.worker != now.seats[rank].worker:
                     self.fail(f"rank {rank} is to move, and that is asked of {kept.worker}, which does not hold it")
@@ -92,7 +92,7 @@ class Checker:
         """A request is not kept any more: a move tells why, and unless it was given up, the rank is where wanted."""
         told = {
             move.state
-            for move in job.moves
+            for move in job.moving.moves
             if move.outgoing_workers.get(rank) == request.worker and lets_go(move, rank)
         }
         if not told:
@@ -155,12 +155,12 @@ class Checker:
 
     @property
     def restarts(self) -> int:
-        return self.world.job.restarts if self.world.job is not None else 0
+        return self.world.job.attempts.restarts if self.world.job is not None else 0
 
     @property
     def rolling(self) -> bool:
         """Whether all ranks go back to a snapshot, as they must."""
-        return self.unheld and self.world.job is not None and self.world.job.rolled is not None
+        return self.unheld and self.world.job is not None and self.world.job.rollback.point is not None
 
     def weigh_victims(self) -> None:
         """They may have woken up and trained on before they were found; or the last of their shard has left since."""
@@ -307,7 +307,7 @@ class Checker:
         job = self.world.job
         if job is None or any(seat.worker == worker for seat in job.seats.values()):
             return False
-        return any(worker in move.outgoing_workers.values() for move in job.moves)
+        return any(worker in move.outgoing_workers.values() for move in job.moving.moves)
 
     def check_order(self, order: od.WorkerOrder) -> None:
         if order.worker in self.fenced:
@@ -410,7 +410,8 @@ class Checker:
         job = self.world.job
         # Where sections alone were made since the snapshot, going back to it loses no step.
         open_one = None if job is None else job.open_incident
-        back = job is not None and ((open_one is not None and open_one.lost) or job.rolled == training.committed)
+        rolling = open_one is not None and open_one.lost
+        back = job is not None and (rolling or job.rollback.point == training.committed)
         if training.committed < self.resumed_from.get(restarts, START) and not back:
             self.fail(f"{worker} resumes from {training.committed}: the job has been further")
         self.resumed_from[restarts] = training.committed
