@@ -201,27 +201,35 @@ def folded_job(job: Job) -> Job:
     )
     if job.phase is JobPhase.RELEASING:  # what was reported, and who stood already, is of no account any more
         seats = Table((rank, replace(seat, report=None, ready=False)) for rank, seat in seats.items())
-    incident = (Incident(1, JOB, job.generation),) if job.open_incident is not None else ()
+    tried, troubles, moving = job.attempts, job.exceptions, job.moving
+    broken = None if troubles.broken is None else replace(troubles.broken, at_ms=0, cause="")
+    requests = ((rank, replace(request, group=0, asked_ms=0)) for rank, request in moving.requests.items())
     return replace(
         job,
         seats=seats,
         phase_ms=0,
         why="",
-        fruitless=0,
-        advanced_in=Generation(0),
         keepers=(),
-        last_code=1,
         waiting_ms=None if job.waiting_ms is None else 0,
         stood_ms=None if job.stood_ms is None else 0,
-        broken=None if job.exceptions.broken is None else replace(job.exceptions.broken, at_ms=0, cause=""),
-        raised=tuple(replace(entry, at_ms=0) for entry in job.exceptions.raised),
-        incidents=incident,
-        moves=tuple(folded_move(move) for move in job.moving.moves[-2:]),
-        moved=0,
-        cutovers=(),
-        requests=Table((rank, replace(request, group=0, asked_ms=0)) for rank, request in job.moving.requests.items()),
+        attempts=replace(tried, fruitless=0, advanced_in=Generation(0)),
+        exceptions=replace(
+            troubles, last_code=1, broken=broken, raised=tuple(replace(entry, at_ms=0) for entry in troubles.raised)
+        ),
+        moving=replace(
+            moving,
+            moves=tuple(folded_move(move) for move in moving.moves[-2:]),
+            named=0,
+            cutovers=(),
+            requests=Table(requests),
+        ),
+        accounting=replace(job.accounting, incidents=folded_incidents(job)),
         outcome=None if job.outcome is None else replace(job.outcome, reason=""),
     )
+
+
+def folded_incidents(job: Job) -> tuple[Incident, ...]:
+    return (Incident(1, JOB, job.generation),) if job.open_incident is not None else ()
 
 
 def folded_move(move: Move) -> Move:
