@@ -7,6 +7,7 @@ a busy machine kills nobody.
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -16,6 +17,8 @@ import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -85,76 +88,39 @@ def explore_a_move() -> None:
 
 
 def judge_failure_detector() -> None:
-    from tests.unit.protocol import (
-        test_failure_detector,
-        test_failure_detector_groups,
-        test_silence,
-        test_stalls,
-        test_table,
-        test_wait_for_graph,
-    )
-
-    for module in (
-        test_table,
-        test_stalls,
-        test_wait_for_graph,
-        test_silence,
-        test_failure_detector,
-        test_failure_detector_groups,
-    ):
-        run_tests_of(module)
+    run_tests_of(*DETECTION)
 
 
 def reach_decisions() -> None:
-    from tests.unit.protocol import test_decisions, test_sources, test_standing
-
-    for module in (test_decisions, test_sources, test_standing):
-        run_tests_of(module)
+    run_tests_of(*DECISIONS)
 
 
 def hear_facts() -> None:
-    from tests.unit.protocol import (
-        test_boundary,
-        test_budgets,
-        test_comparing,
-        test_dating,
-        test_details,
-        test_facts,
-        test_give_back,
-        test_migration,
-        test_moves_and_faults,
-        test_requests,
-        test_rollback,
-        test_sharing,
-        test_taints,
-        test_two_jobs,
-    )
+    """All other tests of the core: a new module of tests is one of these."""
+    found = {path.stem for path in TESTS.glob("test_*.py")}
+    run_tests_of(*sorted(found - {*DETECTION, *DECISIONS, *ELSEWHERE}))
 
-    for module in (
-        test_boundary,
-        test_migration,
-        test_taints,
-        test_facts,
-        test_details,
-        test_budgets,
-        test_two_jobs,
-        test_moves_and_faults,
-        test_give_back,
-        test_dating,
-        test_requests,
-        test_comparing,
-        test_rollback,
-        test_sharing,
-    ):
-        run_tests_of(module)
+
+TESTS = Path(__file__).parent.parent / "unit" / "protocol"
+DETECTION = (
+    "test_table", "test_stalls", "test_wait_for_graph", "test_silence", "test_failure_detector",
+    "test_failure_detector_groups",
+)  # fmt: skip
+DECISIONS = ("test_decisions", "test_sources", "test_standing")
+ELSEWHERE = ("test_transcripts", "test_unknown_workers")  # killers of their own
 
 
 # What tests are given, by what their module makes it with.
-FIXTURES = {"sharded": "Sharded", "story": "three_ranks"}
+FIXTURES = {"sharded": "Sharded", "story": "three_ranks", "cluster": "with_strays"}
 
 
-def run_tests_of(module: ModuleType) -> None:
-    """All tests of a module; each case of those with parameters."""
+def run_tests_of(*names: str) -> None:
+    """All tests of these modules; each case of those with parameters."""
+    for name in names:
+        run_tests_in(importlib.import_module(f"tests.unit.protocol.{name}"))
+
+
+def run_tests_in(module: ModuleType) -> None:
     for name, test in list(vars(module).items()):
         if not name.startswith("test_"):
             continue
@@ -163,8 +129,9 @@ def run_tests_of(module: ModuleType) -> None:
         for combined in itertools.product(*map(cases, marks)):
             given = {key: value for one in combined for key, value in one.items()}
             made = {name: getattr(module, maker)() for name, maker in FIXTURES.items() if name in taken}
-            with pytest.MonkeyPatch.context() as patch:
-                test(**made, **given, **({"monkeypatch": patch} if "monkeypatch" in taken else {}))
+            with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+                own = {"monkeypatch": patch, "tmp_path": Path(folder)}
+                test(**made, **given, **{name: own[name] for name in taken if name in own})
 
 
 def cases(mark: pytest.Mark) -> Iterator[dict[str, Any]]:
@@ -212,11 +179,7 @@ def vary_sequences() -> None:
 
 
 def meet_strangers() -> None:
-    from tests.unit.protocol import test_unknown_workers
-
-    for name, test in vars(test_unknown_workers).items():
-        if name.startswith("test_"):
-            test()
+    run_tests_of("test_unknown_workers")
 
 
 KILLERS: dict[str, Callable[[], None]] = {

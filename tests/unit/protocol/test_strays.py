@@ -22,13 +22,17 @@ def back(cluster: Cluster, incarnation: str, *seen: ev.WorkerSeen) -> Cluster:
     return advance(cluster, ev.NodeJoined(node=NODE, incarnation=incarnation, slots=2, workers=seen), 0)
 
 
-@pytest.fixture
-def cluster() -> Cluster:
+def with_strays() -> Cluster:
     """A job of one rank and one spare, on a node that comes back with a stray in its second slot."""
     spec = ev.JobSpec(job=JOB, world_size=1, nproc_per_node=1, spares=1)
     cluster = advance(EMPTY, ev.JobSubmitted(spec=spec), 0)
     cluster = advance(cluster, ev.NodeJoined(node=NODE, incarnation="a", slots=2), 0)
     return back(cluster, "b", ev.WorkerSeen(worker=STRAY, slot=1, pid=7, job=JOB))
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return with_strays()
 
 
 def slots_started(cluster: Cluster) -> list[int]:
