@@ -95,10 +95,14 @@ def reach_decisions() -> None:
     run_tests_of(*DECISIONS)
 
 
+def meet_many_ranks() -> None:
+    run_tests_of(*LARGE)
+
+
 def hear_facts() -> None:
     """All other tests of the core: a new module of tests is one of these."""
     found = {path.stem for path in TESTS.glob("test_*.py")}
-    run_tests_of(*sorted(found - {*DETECTION, *DECISIONS, *ELSEWHERE}))
+    run_tests_of(*sorted(found - {*DETECTION, *DECISIONS, *LARGE, *ELSEWHERE}))
 
 
 TESTS = Path(__file__).parent.parent / "unit" / "protocol"
@@ -106,7 +110,8 @@ DETECTION = (
     "test_table", "test_stalls", "test_wait_for_graph", "test_silence", "test_failure_detector",
     "test_failure_detector_groups",
 )  # fmt: skip
-DECISIONS = ("test_decisions", "test_sources", "test_standing")
+DECISIONS = ("test_decisions", "test_sources")
+LARGE = ("test_many_at_once", "test_standing")
 ELSEWHERE = ("test_transcripts", "test_unknown_workers")  # killers of their own
 
 
@@ -184,17 +189,21 @@ def meet_strangers() -> None:
 
 KILLERS: dict[str, Callable[[], None]] = {
     "transcripts": tell_transcripts,
-    "decisions": reach_decisions,
     "facts": hear_facts,
+    "decisions": reach_decisions,
     "unknown workers": meet_strangers,
     "exhaustive: a move": explore_a_move,
     "exhaustive: a start": explore_a_start,
     "exhaustive: a recovery": explore_a_recovery,
+    "many ranks": meet_many_ranks,
     "failure_detector": judge_failure_detector,
     "simulation": simulate_some,
     "properties": vary_sequences,
     "more simulation": simulate_more,
 }
+
+
+OF_DETECTION = ("failure_detector", "pulses", "silence", "stalls", "table", "wait_for_graph")
 
 
 def killer_of(mutant: Mutant | None) -> str:
@@ -203,11 +212,7 @@ def killer_of(mutant: Mutant | None) -> str:
         sys.meta_path.insert(
             0, Finder(f"torchrelay.protocol.{path_of(mutant.module).parent.name}.{mutant.module}", mutant.tree())
         )
-    first = (
-        ["failure_detector"]
-        if mutant is not None and mutant.module in ("silence", "failure_detector", "wait_for_graph")
-        else []
-    )
+    first = ["failure_detector"] if mutant is not None and mutant.module in OF_DETECTION else []
     for name in [*first, *(each for each in KILLERS if each not in first)]:
         try:
             KILLERS[name]()
