@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,41 +20,43 @@ import msgspec
 
 from torchrelay.orchestrator import __main__ as entry
 from torchrelay.orchestrator.core import agents
-from torchrelay.wire.messages.channel import OrderFrame
+from torchrelay.wire.messages.channel import EventsFrame, OrderFrame, decode_to_orchestrator
 from torchrelay.wire.messages.codec import encode
 
 NOTES = "noted.json"
 Noted = dict[str, dict[int, list[float]]]  # a kind -> a generation -> how many, when the last one, CPU seconds then
 
 
-def note(noted: Noted, message: Any) -> None:
-    """One order that goes out, or one event that came in."""
-    places = noted.setdefault(type(message).__name__, {})
-    known = places.get(getattr(message, "generation", 0), [0.0])
-    places[getattr(message, "generation", 0)] = [known[0] + 1, time.monotonic(), time.process_time()]
+def note(noted: Noted, messages: Iterable[Any]) -> None:
+    """What goes out, or has come in, in one frame."""
+    found = Counter((type(one).__name__, getattr(one, "generation", 0)) for one in messages)
+    now_s, cpu_s = time.monotonic(), time.process_time()
+    for (kind, generation), number in found.items():
+        places = noted.setdefault(kind, {})
+        places[generation] = [places.get(generation, [0.0])[0] + number, now_s, cpu_s]
 
 
 def main() -> int:
     noted: Noted = {}
     run_dir = Path(sys.argv[sys.argv.index("--run-dir") + 1])
-    hear_agent = agents.hear_agent
 
     def encoding(message: Any) -> bytes:
         if isinstance(message, OrderFrame):
-            for order in message.orders:
-                note(noted, order)
+            note(noted, message.orders)
         return encode(message)
 
-    def hearing(connection: Any, service: Any, frame: Any, late_ms: int) -> None:
-        note(noted, frame.event)
-        hear_agent(connection, service, frame, late_ms)
+    def decoding(data: bytes) -> Any:
+        message = decode_to_orchestrator(data)
+        if isinstance(message, EventsFrame):
+            note(noted, message.events)
+        return message
 
     def write(_number: int, _frame: FrameType | None) -> None:
         fresh = run_dir / f"{NOTES}.new"
         fresh.write_bytes(msgspec.json.encode(noted))
         os.replace(fresh, run_dir / NOTES)
 
-    vars(agents).update(encode=encoding, hear_agent=hearing)
+    vars(agents).update(encode=encoding, decode_to_orchestrator=decoding)
     signal.signal(signal.SIGUSR1, write)
     return entry.main()
 

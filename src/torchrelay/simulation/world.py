@@ -26,9 +26,8 @@ from torchrelay.simulation.machine.machines import Machine
 from torchrelay.simulation.machine.shell import SMALL, Shell
 from torchrelay.simulation.model import script as sc
 from torchrelay.simulation.model.causes import Cause
-from torchrelay.simulation.model.large import enlarge
 from torchrelay.simulation.model.life import Life
-from torchrelay.simulation.model.plans import JOB, Lack, On, Plan, draw
+from torchrelay.simulation.model.plans import JOB, Lack, On, Plan, draw, enlarge
 from torchrelay.simulation.model.snapshot_store import Shot
 from torchrelay.simulation.ports import Got
 from torchrelay.simulation.worker.processes import Process

@@ -209,6 +209,22 @@ def test_who_is_stuck_has_less_time_if_another_stands_with_its_shard() -> None:
         assert found(5_000, **other) != ""
 
 
+def test_nobody_stands_still_for_longer_than_its_samples_tell() -> None:
+    """In a large job there are seconds between two beats: what has moved since the last one is not known yet."""
+    assert in_the_way(pulse(still=9_000, heard=4_000)) != ""
+    assert in_the_way(pulse(still=9_000, heard=4_001)) == ""
+    assert in_the_way(pulse(still=9_000, heard=8_000), phase_ms=NOW - 12_999) == ""
+    slow = FailureDetector(beat_ms=8_000)
+    ward = Ward(failure_detector=slow)
+    ward.live(BEAT_MS)
+    ward.wait_for(1, phase=WorkerPhase.COMPUTING)
+    ward.live(BEAT_MS)
+    assert judge(ward.failure_detector, ward.cluster, ward.now_ms + 15_000) == (), "one sample says nothing of that"
+    ward.now_ms += 14_500
+    ward.live(BEAT_MS)
+    assert [type(alarm) for alarm in ward.alarms] == [ev.WorkerHung], "a second one does"
+
+
 def test_nobody_is_stuck_at_an_safepoint_or_before_all_were_told_where_to_go_or_for_want_of_time() -> None:
     stuck = pulse(still=700_000)
     others = set(JobPhase) - {JobPhase.PREPARING}

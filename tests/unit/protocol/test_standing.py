@@ -83,9 +83,9 @@ def test_of_an_answer_only_what_it_changes_is_read_again(monkeypatch: pytest.Mon
     heard.hear(ev.WorkerExited(worker=heard.story.holder(5), node=NodeId("node-0"), signal=SIGKILL))
     read: list[Rank] = []
 
-    def reading(cluster: object, job: object, rank: Rank, wiring: object) -> object:
+    def reading(cluster: object, job: object, rank: Rank, *rest: object) -> object:
         read.append(rank)
-        return rank_orders(cluster, job, rank, wiring)  # type: ignore[arg-type]
+        return rank_orders(cluster, job, rank, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr("torchrelay.protocol.rules.standing.rank_orders", reading)
     interrupts = [order for order in heard.story.orders() if isinstance(order, od.Interrupt)]

@@ -172,7 +172,7 @@ class Orchestrator:
     def _pause(self) -> float:
         if self.degraded:
             return REPEAT_S
-        return RESTLESS_S if self._busy() else CALM_S
+        return RESTLESS_S if self.busy else CALM_S
 
     def put(self, event: Event, call: Call | None = None) -> asyncio.Future[int]:
         """Let the orchestrator hear an event, and who asked for it. The future is its number in the journal."""
@@ -297,7 +297,7 @@ class Orchestrator:
             if advance(self.cluster, Tick(), now) != self.cluster:
                 self.hear(Tick())
             self._remember()
-            self._compaction.take(self.cluster, self.ways, busy=self._busy())
+            self._compaction.take(self.cluster, self.ways, busy=self.busy)
         except JournalUnavailable as error:
             self._degrade(str(error))
         except Superseded as error:
@@ -312,7 +312,9 @@ class Orchestrator:
             self.journal.remember(self.reached)
             self._remembered, self._remembered_s = dict(self.reached), now_s
 
-    def _busy(self) -> bool:
+    @property
+    def busy(self) -> bool:
+        """Whether a job does anything but train."""
         return any(job.phase not in (JobPhase.RUNNING, JobPhase.ENDED) for job in self.cluster.jobs.values())
 
     def _anchor(self, now: int) -> None:

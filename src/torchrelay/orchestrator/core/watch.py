@@ -62,7 +62,11 @@ def listen_anew(failure_detector: FailureDetector, cluster: Cluster, now_ms: int
 
 def note_beat(reached: Reached, beat: Beat, cluster: Cluster) -> None:
     """A beat has told how far ranks are."""
+    # What no job has passed yet: mostly a beat tells of nothing further, and its workers need not be looked up.
+    passed = min(reached.values(), default=None) if len(reached) >= len(cluster.jobs) else None
     for sample in beat.samples:
+        if passed is not None and sample.point is not None and (sample.generation, sample.point) <= passed:
+            continue
         worker = cluster.workers.get(sample.worker)
         if worker is not None and sample.point is not None:
             place = (sample.generation, sample.point)

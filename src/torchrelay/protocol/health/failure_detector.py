@@ -109,7 +109,7 @@ def judge(failure_detector: FailureDetector, cluster: Cluster, now_ms: int) -> t
             lost = NodeLost(node=node.node, incarnation=node.incarnation, reason=reason, age_ms=silence.silent_ms)
             found.append(lost)
     companies = {name: Company(failure_detector, job, now_ms) for name, job in cluster.jobs.items()}
-    still = anybody_still(failure_detector, cluster, now_ms)
+    still = anybody_still(failure_detector, cluster)
     for worker in cluster.workers.values() if still else ():
         pulse = failure_detector.pulses.get(worker.worker)
         if pulse is None or worker.life is Life.FENCING or now_ms - pulse.heard_ms >= failure_detector.fresh_ms:
@@ -120,13 +120,13 @@ def judge(failure_detector: FailureDetector, cluster: Cluster, now_ms: int) -> t
             found.append(WorkerHung(worker=worker.worker, evidence=evidence, age_ms=age))
     for name, job in cluster.jobs.items():
         if still and job.phase is JobPhase.RUNNING:
-            found.extend(judge_ways(companies[name], now_ms))
+            found.extend(judge_ways(companies[name]))
         if job.accounting.unproved:
             found.extend(proof(failure_detector, job))
     return tuple(found)
 
 
-def anybody_still(failure_detector: FailureDetector, cluster: Cluster, now_ms: int) -> bool:
+def anybody_still(failure_detector: FailureDetector, cluster: Cluster) -> bool:
     """Whether a rank's holder has stood still for so long, or a worker is stopped, that there is something to judge.
 
     Mostly none is, and then nobody looks at each. A spare always stands still.
@@ -134,7 +134,7 @@ def anybody_still(failure_detector: FailureDetector, cluster: Cluster, now_ms: i
     for name, pulse in failure_detector.pulses.items():
         if pulse.stopped_ms is not None:
             return True
-        if now_ms - pulse.still_ms >= LEAST_STILL_MS:
+        if pulse.heard_ms - pulse.still_ms >= LEAST_STILL_MS:
             worker = cluster.workers.get(name)
             if worker is not None and worker.rank is not None:
                 return True
@@ -156,14 +156,14 @@ def proof(failure_detector: FailureDetector, job: Job) -> tuple[Event, ...]:
 # ---------------------------------------------------------------- hangs
 
 
-def judge_ways(company: Company, now_ms: int) -> tuple[Event, ...]:
+def judge_ways(company: Company) -> tuple[Event, ...]:
     """The rank that has strayed, if ranks stand still at different calls of the script (see `stalls`)."""
     pulses = company.fresh
     limit = clamp(ASTRAY_STEPS * max((pulse.sample.step_ms for pulse in pulses), default=0), ASTRAY_MS, MOST_ASTRAY_MS)
     stood = (
-        way_of(pulse, now_ms)
+        way_of(pulse)
         for pulse in pulses
-        if now_ms - pulse.still_ms >= limit and pulse.sample.beat_ms < STALE_MS
+        if pulse.heard_ms - pulse.still_ms >= limit and pulse.sample.beat_ms < STALE_MS
     )
     parted = find_parting(way for way in stood if way is not None)
     if parted is None:
@@ -182,14 +182,15 @@ def judge_ways(company: Company, now_ms: int) -> tuple[Event, ...]:
     )
 
 
-def way_of(pulse: Pulse, now_ms: int) -> Stalled | None:
+def way_of(pulse: Pulse) -> Stalled | None:
     """Where a rank's holder stands; None if its agent does not know yet which rank it holds."""
     sample = pulse.sample
     if sample.rank is None:
         return None
     begun = {DEFAULT: sample.collectives, **dict(sample.groups or ())}
     spot = sample.spot or Spot()
-    return Stalled(sample.worker, sample.rank, sample.point, sample.phase, begun, spot, not is_busy(pulse, now_ms))
+    idle = not is_busy(pulse, pulse.heard_ms)
+    return Stalled(sample.worker, sample.rank, sample.point, sample.phase, begun, spot, idle)
 
 
 def judge_worker(company: Company, pulse: Pulse, now_ms: int) -> str:
@@ -199,7 +200,7 @@ def judge_worker(company: Company, pulse: Pulse, now_ms: int) -> str:
         return ""  # only just, or not seen for long enough: its agent may have been as late as it seems to be stopped
     if sample.worker not in company.ranks or job.phase in STANDING:
         # Nobody trains: only what the kernel has stopped is in the way (a spare too: it could not take a rank).
-        return stopped_too_long(pulse, now_ms) or stuck(company, pulse, now_ms)
+        return stopped_too_long(pulse, now_ms) or stuck(company, pulse)
     if job.phase not in TRAINING:
         return ""
     if (company.finished and sample.phase is not WorkerPhase.FINISHED) or job.phase in BEFORE_CUTOVER:
@@ -208,20 +209,22 @@ def judge_worker(company: Company, pulse: Pulse, now_ms: int) -> str:
         stopped = stopped_too_long(pulse, now_ms)
         if stopped:
             return stopped
-    limit, how = patience(pulse, now_ms)
-    if limit is None or now_ms - pulse.still_ms < limit:
+    # How long it has stood is known up to its last sample: in a large job there is one in some seconds.
+    seen_ms = pulse.heard_ms
+    limit, how = patience(pulse, seen_ms)
+    if limit is None or seen_ms - pulse.still_ms < limit:
         return ""
-    since, waiters = waited_for(company, pulse, now_ms)
-    waited = now_ms - since
+    since, waiters = waited_for(company, pulse, seen_ms)
+    waited = seen_ms - since
     if waited < limit:
         return ""
     where = f" at {sample.spot.line}" if sample.spot is not None and sample.spot.line else ""
     return f"{how}{where} for {waited / 1000:.1f} s while {waiters} (patience {limit / 1000:.1f} s)"
 
 
-def stuck(company: Company, pulse: Pulse, now_ms: int) -> str:
+def stuck(company: Company, pulse: Pulse) -> str:
     """Why this worker will not come to the safepoint; empty if it may. A library may wait for what cannot come."""
-    job, rank = company.job, company.ranks.get(pulse.sample.worker)
+    job, rank, now_ms = company.job, company.ranks.get(pulse.sample.worker), pulse.heard_ms
     seat = job.seats[rank] if rank is not None else None
     if job.phase is not JobPhase.PREPARING or seat is None or seat.ready:
         return ""

@@ -93,13 +93,11 @@ UNTIL: dict[type[od.Order], Fact] = {
 }
 
 
-def asked(job: Job, seat: Seat) -> Iterator[type[od.Order]]:
+def asked(job: Job, seat: Seat) -> list[type[od.Order]]:
     """What a seat's worker is asked to do in this phase, and has not done yet."""
     phase = PHASES[job.phase]
-    for order in phase.holders + phase.replacements:
-        until = UNTIL.get(order)
-        if until is None or until(seat):
-            yield order
+    kinds = phase.holders + phase.replacements if seat.replacement else phase.holders
+    return [kind for kind in kinds if kind not in UNTIL or UNTIL[kind](seat)]
 
 
 def counts(job: Job, answer: ev.Answer) -> bool:

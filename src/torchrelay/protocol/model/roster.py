@@ -100,6 +100,9 @@ class Seat(Struct, frozen=True, gc=False):
         return None
 
 
+STAYS = Seat.__struct_fields__.index("report")  # so many fields, the first ones, outlast a generation
+
+
 def natural_key(name: str) -> tuple[tuple[bool, int | str], ...]:
     """A sort key under which node-2 comes before node-10, and numbers come before names."""
     parts = re.findall(r"\d+|\D+", name)

@@ -10,7 +10,7 @@ Up to the cutover nobody has touched anything, so whatever goes wrong on the tar
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, WorkerPhase
 from torchrelay.protocol.model import facts
@@ -18,7 +18,7 @@ from torchrelay.protocol.model.incident import Fault, Mark, Resolution
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.moves import Move, MoveState
 from torchrelay.protocol.model.phases import enter_next, is_complete, still_lacking
-from torchrelay.protocol.model.roster import Life, Seat
+from torchrelay.protocol.model.roster import STAYS, Life, Seat
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.model.table import Table
 
@@ -40,17 +40,7 @@ def with_move(job: Job, move: Move) -> Job:
 
 def fresh(seat: Seat) -> Seat:
     """The seat at the beginning of a generation: nothing has been answered in it."""
-    return replace(
-        seat,
-        report=None,
-        ready=False,
-        reconfigured=False,
-        resumed=False,
-        failed=frozenset(),
-        serves=False,
-        asked_buddies=frozenset(),
-        silent_buddies=frozenset(),
-    )
+    return Seat(*astuple(seat)[:STAYS])
 
 
 def begin_generation(job: Job) -> Job:

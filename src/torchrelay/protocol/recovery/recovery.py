@@ -154,9 +154,12 @@ def owes_report(cluster: Cluster, job: Job, seat: Seat) -> bool:
 
     A spare that was given the rank before its process was up knows of no generation yet: it owes nothing.
     """
-    if seat.worker is None or seat.report is not None or seat.assigned_in >= job.generation:
-        return False
-    return cluster.workers[seat.worker].life is not Life.STARTING
+    return seat.worker is not None and holder_owes_report(job, seat, cluster.workers[seat.worker])
+
+
+def holder_owes_report(job: Job, seat: Seat, holder: Worker) -> bool:
+    """The same of a seat whose holder is at hand."""
+    return seat.report is None and seat.assigned_in < job.generation and holder.life is not Life.STARTING
 
 
 def agree(cluster: Cluster, job: Job) -> Cluster:

@@ -103,8 +103,9 @@ class StandingOrders:
         else:
             ranks |= {rank for rank, _, _ in changed} | {rank for rank, _ in in_need(job)}
             ranks |= {rank for rank, _, _ in job.once.differences(before.once)} if before is not None else set()
-        for rank in job.seats if anew else ranks & job.seats.keys():
-            fresh += self._set(("rank", name, rank), rank_orders(cluster, job, rank, known.wiring))
+        seats = job.seats
+        for rank, seat in seats.items() if anew else [(rank, seats[rank]) for rank in ranks & seats.keys()]:
+            fresh += self._set(("rank", name, rank), rank_orders(cluster, job, rank, seat, known.wiring))
         return fresh
 
     def _set(self, key: Key, some: Iterable[Order]) -> Iterable[Order]:

@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 
 from torchrelay.protocol.messages.events import JobSpec
-from torchrelay.protocol.messages.ids import JobId, WorkerPhase
+from torchrelay.protocol.messages.ids import JobId, Rank, WorkerPhase
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.simulation.model.script import Script, ScriptError
 
@@ -324,3 +324,45 @@ def draw_strike(chance: Random, menu: list[FaultKind], ranks: int) -> Strike:
     if kind in (FaultKind.LONG_SPLIT, FaultKind.AGENT):
         length_ms = 20_000 if kind is FaultKind.LONG_SPLIT else chance.choice((100, 1_000, 5_000))
     return Strike(kind, on, phase, skip, delay_ms, chance.randrange(ranks), length_ms)
+
+
+# ---------------------------------------------------------------- large worlds
+
+# The plan of a seed with many more ranks, and faults that take many of them at once.
+#
+# A strike of the plan hits the rank that lies as far along in the large job. Besides, a rack is lost: nodes that follow
+# one another, at the same moment or one shortly after the other. Nothing of what a small world must hold is given up.
+
+SLOTS = 8
+RACK = 16  # nodes, at most
+# Of two shards each rank knows its groups by looking at all ranks; without replicas no rack may be lost.
+ALIKE = Lack.REPLICAS, Lack.HYBRID
+
+
+def enlarge(plan: Plan, nodes: int) -> Plan:
+    """The same with so many nodes of eight ranks, and with room for those that a rack loses."""
+    aside = Random(plan.seed ^ 0x1A6)
+    ranks = nodes * SLOTS
+    lost = min(RACK, nodes // 4)
+    spare_nodes = 0 if Lack.SPARES in plan.lacks else lost + 1
+    spec = msgspec.structs.replace(
+        plan.spec, world_size=ranks, nproc_per_node=SLOTS, nodes=nodes, spares=spare_nodes * SLOTS, ranks_per_slot=1
+    )
+    alike = not set(ALIKE) & plan.lacks
+    shards = ("all",) * ranks if alike else tuple(f"shard-{rank}" for rank in range(ranks))
+    script = replace(plan.script, shards=shards)
+    if script.error is not None and script.error.rank is not None:
+        script = replace(script, error=replace(script.error, rank=Rank(script.error.rank * (ranks // 4))))
+    strikes = tuple(replace(one, rank=one.rank * (ranks // 4)) for one in plan.strikes)
+    if alike and spare_nodes:
+        strikes = (lose_rack(aside, nodes, lost), *strikes)
+    slots = (SLOTS,) * (nodes + spare_nodes)
+    return replace(plan, spec=spec, slots=slots, script=script, strikes=strikes, rack=lost)
+
+
+def lose_rack(chance: Random, nodes: int, lost: int) -> Strike:
+    """Nodes that follow one another lose their power, while the job trains or recovers: at once, or one by one."""
+    phase = chance.choice((JobPhase.RUNNING, JobPhase.RUNNING, JobPhase.AGREEING, JobPhase.RECONFIGURING))
+    apart_ms = chance.choice((0, 0, 1, 700))
+    skip = 1 if phase is JobPhase.RECONFIGURING else 0
+    return Strike(FaultKind.RACK, On.JOB, phase, skip, chance.randint(0, 200), chance.randrange(nodes - lost), apart_ms)

@@ -7,7 +7,6 @@ makes calls that are blocked in a backend fail at once.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -31,6 +30,7 @@ from torchrelay.worker.process_groups import abandon, foreign, swap
 from torchrelay.worker.process_groups.abandon import Abandoned, await_unless_broken
 from torchrelay.worker.process_groups.aborts import Aborts
 from torchrelay.worker.process_groups.backends import Backends, Wiring
+from torchrelay.worker.process_groups.roll_call import call_roll
 from torchrelay.worker.process_groups.sockets import Address, Ours, plain_address
 from torchrelay.worker.process_groups.swap import Swap, build_extension
 
@@ -277,8 +277,11 @@ def _connect(
     Runs in a thread of its own, which may be left behind: it changes nothing that a later generation could see.
     """
     _let_go(let_go)
-    group_count = _call_roll(wirings, shared)
     world = next(wiring for wiring in wirings.values() if wiring.default)
+    made = {wiring.name: wiring.ranks for wiring in wirings.values()}
+    roll = PrefixStore("roll", shared)
+    # A rank whose script made fewer groups so far must not use a name again.
+    group_count = call_roll(roll, world.rank, len(world.ranks), made, c10d._world.group_count)
     peers = _process.backends.exchange(shared, world.rank, world.ranks)
     backends = {}
     for wiring in wirings.values():
@@ -302,28 +305,6 @@ def _let_go(releases: list[Callable[[], object]]) -> None:
     thread = threading.Thread(target=work, name="torchrelay lets go of old backends", daemon=True)
     thread.start()
     thread.join(RELEASE_S)
-
-
-def _call_roll(wirings: dict[dist.ProcessGroup, Wiring], shared: Store) -> int:
-    """Check that all ranks have made the same groups, and agree on the count by which groups are named.
-
-    A group that another rank has not made would never connect. Raises `ValueError` with the remedy.
-    """
-    default = next(wiring for wiring in wirings.values() if wiring.default)
-    mine = {wiring.name: wiring.ranks for wiring in wirings.values()}
-    shared.set(f"roll/{default.rank}", json.dumps({"groups": mine, "count": c10d._world.group_count}))
-    answers = [json.loads(text) for text in shared.multi_get([f"roll/{rank}" for rank in default.ranks])]
-    rolls = {rank: answer["groups"] for rank, answer in zip(default.ranks, answers, strict=True)}
-    for rank, groups in rolls.items():
-        for name, ranks in groups.items():
-            for member in ranks:
-                if rolls[member].get(name) != ranks:
-                    raise ValueError(
-                        f"rank {rank} has a group '{name}' of ranks {ranks}, rank {member} has not: "
-                        "make all groups before protect()"
-                    )
-    # Names of groups are counted: a rank whose script made fewer so far must not use a name again.
-    return max(int(answer["count"]) for answer in answers)
 
 
 def _prove(kind: str, deadline: float) -> None:
