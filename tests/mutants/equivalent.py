@@ -13,6 +13,7 @@ TARGET = (
     "a target that is not being ended has an open move, and is its rank's incoming worker; it is said for the types"
 )
 FAST = "the same, and slower"
+UNREAD = "it would be noted, and is not looked at then"
 HELD = "all ranks are held in this phase: a loss ends it"
 
 EQUIVALENT: dict[str, str] = {
@@ -36,7 +37,7 @@ EQUIVALENT: dict[str, str] = {
         "a move has asked for the boundary; it is said for the types"
     ),
     "incident:Incident.receive: zip without strict=False": "it is so anyway, and said for the reader",
-    "job:Job: 0 to 1 #4": "it is read only of what is broken, and set with it",
+    "parts:Exceptions: 0 to 1": "it is read only of what is broken, and set with it",
     "migration:worker_prepared: without if move is None": TARGET,
     "migration:wishes_to_move: always cluster.workers.get(seat.worker)": NOBODY,
     ("migration:homesick: not job.spec.return_home or home is None or worker.node == home without home is None"): (
@@ -65,25 +66,47 @@ EQUIVALENT: dict[str, str] = {
     ): "to end who is gone changes nothing",
     "migration:abandon: without job = cluster.jobs[job.spec.job]": "it was put there as it is",
     "requests:move_asked: 1 to 3": "groups have to differ, and they do",
-    "recovery:buddies_to_ask: name is None or name in asked without name is None": NOBODY,
-    (
-        "recovery:buddies_to_ask: worker is not None and worker.life is not Life.FENCING without worker."
-        "life is not Life.FENCING"
-    ): ("who ends a holder or a leaver takes it off the seat as well"),
     "recovery:outgoing_workers_of: always those": STANDS,
     "recovery:outgoing_workers_of: always cluster.workers.get(name)": NOBODY,
     (
         "recovery:outgoing_workers_of: outgoing is None or outgoing.life is Life.FENCING or mistrusted o"
         "r ... without outgoing.life is Life.FENCING"
     ): OUTGOING,
+    "records:circle_of: for all, not if worker is not None": HELD,
+    "records:note_keepers: for all, not if name is not None": HELD,
+    "records:buddies_to_ask: for all, not if keeper[1].worker not in seat.asked_buddies": (
+        "who denies a snapshot is not counted among its keepers any more"
+    ),
+    ("records:buddies_to_ask: name is not None and name not in seat.asked_buddies without name is not None"): NOBODY,
+    (
+        "records:ask_others: job.rollback.point is not None or seat.record_of(job.resume_point) ... with"
+        "out job.rollback.point is not None"
+    ): UNREAD,
+    (
+        "records:ask_others: job.rollback.point is not None or seat.record_of(job.resume_point) ... with"
+        "out seat.record_of(job.resume_point) is not None"
+    ): UNREAD,
+    "records:ask_others: without if job.rollback.point is not None or seat.record_of(job.resume_point) ...": UNREAD,
+    "records:ask_others: silent <= seat.silent_buddies by Lt": FAST,
+    (
+        "records:still_there: worker is None or worker.rank is None or worker.life is Life.FENCING witho"
+        "ut worker.life is Life.FENCING"
+    ): ("who ends a holder or an outgoing takes it off the seat as well"),
+    (
+        "records:still_there: worker is None or worker.rank is None or worker.life is Life.FENCING witho"
+        "ut worker.rank is None"
+    ): ("who was sent a record holds a rank until it ends; it is said for the types"),
+    "records:still_there: seat.worker == name and seat.holds is not None without seat.worker == name": (
+        "who has lost its rank is being ended"
+    ),
     "roster:Seat: 0 to 1 #3": ("looked at only of a rank whose holder has ended, which dates it"),
     "roster:Seat: 0 to 1": ("compared with the generation of an interruption only, which is 2 at least"),
     (
-        "speech:target_orders: worker is None or worker.life not in (Life.STARTED, Life.WARM) or w... wi"
+        "speech:target_orders: worker is None or worker.life not in UP or worker.incoming_for != rank wi"
         "thout worker is None"
     ): ("a target that is gone is taken off its move at once; it is said for the types"),
     (
-        "speech:target_orders: worker is None or worker.life not in (Life.STARTED, Life.WARM) or w... wi"
+        "speech:target_orders: worker is None or worker.life not in UP or worker.incoming_for != rank wi"
         "thout worker.incoming_for != rank"
     ): TARGET,
     (
@@ -103,7 +126,6 @@ EQUIVALENT: dict[str, str] = {
         "speech:recall_orders: job.phase is not JobPhase.PREPARING or job.resume_point is None "
         "without job.resume_point is None"
     ): ("a target is decided before anybody prepares for it; it is said for the types"),
-    "speech:circle_of: for all, not if worker is not None": HELD,
     (
         "speech:say_decide: job.open_move is not None and rank in job.open_move.targets without "
         "job.open_move is not None"

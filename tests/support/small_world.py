@@ -209,6 +209,7 @@ def folded_job(job: Job) -> Job:
         seats=seats,
         phase_ms=0,
         why="",
+        asks="",
         keepers=(),
         waiting_ms=None if job.waiting_ms is None else 0,
         stood_ms=None if job.stood_ms is None else 0,

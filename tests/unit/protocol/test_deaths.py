@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.support.telling import Story, after_an_error, private, raised, running
+from tests.support.telling import Story, after_an_error, private, raised, running, say
 from torchrelay.agent.agent import cause_of, mismatch
 from torchrelay.agent.workers.forks import Ended
 from torchrelay.api.shown import Exclusion
@@ -19,6 +19,8 @@ from torchrelay.protocol.messages.ids import Point, WorkerId
 from torchrelay.protocol.model.deaths import MISMATCH
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.state import Cluster
+from torchrelay.protocol.rules.cluster import advance
 
 HERE, NEXT = Point(3), Point(4)
 ABORT, SEGV, KILL = 6, 11, 9
@@ -121,6 +123,27 @@ def test_a_replacement_that_cannot_go_where_its_rank_was_falls_back(kind: str, c
     else:
         assert story.job.outcome is not None
         assert story.job.outcome.code == code
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_replacement_that_has_resumed_is_no_replacement_any_more(together: bool) -> None:
+    """What it says of the script counts, also when it is heard in one go with what ends the recovery."""
+    story = running(HERE, max_restarts=1)
+    dies(story, 1, signal=KILL)
+    for kinds in ((od.Interrupt, od.Assign), (od.Decide, od.Replay), (od.Reconfigure, od.Restore)):
+        story.answer(kinds)
+    assert story.job.phase is JobPhase.RESUMING
+    resumed = [say(story, ev.WorkerResumed, rank) for rank in story.job.seats]
+    story.cluster = hear_all(story, [*resumed, raised(story, 1, kind="refused")], together=together)
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == 93
+
+
+def hear_all(story: Story, events: list[ev.Event], *, together: bool) -> Cluster:
+    cluster = story.cluster
+    for place, event in enumerate(events, 1):
+        cluster = advance(cluster, event, story.now_ms, more=together and place < len(events))
+    return cluster
 
 
 def test_a_rank_that_trains_and_is_refused_ends_the_job_as_ever() -> None:

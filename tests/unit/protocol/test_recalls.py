@@ -39,6 +39,59 @@ def test_buddies_are_asked_for_one_record_at_a_time_and_not_before_the_target_is
     assert recalls(story) == [(0, 3)]
 
 
+def alone_on_nodes(ranks: int, spares: int = 1, **fields: int) -> Story:
+    """A job of one rank a node that has trained for a while."""
+    story = Story()
+    story.wait(60_000)
+    for number in range(ranks + spares):
+        story.hear(ev.NodeJoined(node=NodeId(f"node-{number}"), incarnation="a", slots=1))
+    spec = ev.JobSpec(job=JOB, world_size=ranks, nproc_per_node=1, nodes=ranks, spares=spares, **fields)  # type: ignore[arg-type]
+    story.hear(ev.JobSubmitted(spec=spec))
+    story.settle()
+    story.train(HERE)
+    return story
+
+
+def lose_node(story: Story, rank: int) -> None:
+    node = story.cluster.workers[story.job.seats[Rank(rank)].worker or story.holder(rank)].node
+    story.hear(ev.NodeLost(node=node, incarnation="a", reason="silence"))
+
+
+def test_the_time_to_ask_others_counts_from_the_loss_itself() -> None:
+    story = alone_on_nodes(6, spares=3)
+    lose_node(story, 0)
+    story.answer((od.Interrupt,))
+    assert recalls(story) == [(2, 0), (4, 0)]
+    story.wait(2_000)
+    lose_node(story, 0)  # its replacement, before it held anything: the next spare takes its place
+    story.wait(2_499)
+    assert recalls(story) == [(2, 0), (4, 0)]
+    story.wait(1)
+    assert recalls(story) == [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0)]
+
+
+def test_to_ask_others_does_not_put_off_the_deadline_of_the_rest() -> None:
+    story = alone_on_nodes(6, spares=2, ready_ms=4_000)
+    lose_node(story, 0)
+    story.answer((od.Interrupt,))
+    story.answer((od.Decide,), but=(5,))
+    generation = story.job.generation
+    story.wait(3_999)
+    assert (len(recalls(story)), story.job.generation) == (5, generation), "nobody answers"
+    story.wait(1)
+    assert story.job.generation > generation
+    assert story.job.accounting.incidents[-1].faults[-1].detector == "safepoint deadline"
+
+
+def test_of_three_generations_it_is_known_who_was_sent_what() -> None:
+    story = alone_on_nodes(3, spares=3)
+    for kept in (1, 2, 3, 3):
+        assert len(story.job.keepers) == kept
+        story.lose(story.holder(1), signal=SIGKILL)
+        story.settle()
+        assert story.job.phase is JobPhase.RUNNING
+
+
 def test_others_are_asked_as_well_when_those_to_whom_it_was_sent_do_not_answer() -> None:
     """Their node may be silent, too. Former buddies have copies until the next gate."""
     story = Story()

@@ -65,7 +65,8 @@ class Job(Struct, frozen=True):
     seats: Table[Rank, Seat]
     phase_ms: int  # when the phase was entered
     phase: JobPhase = JobPhase.STARTING
-    why: str = "waiting for nodes"
+    why: str = "waiting for nodes"  # in words, for people
+    asks: str = ""  # why all are asked for something in this phase: what a job waits for meanwhile asks nobody anew
     generation: Generation = Generation(1)
     resume_point: Point | None = None  # the point this generation starts from; None: the first wiring
     boundary: Point | None = None  # the point after which all stop for a move; meant for this generation or the next
@@ -116,7 +117,7 @@ class Job(Struct, frozen=True):
         return replace(self, accounting=replace(self.accounting, **changes))
 
     def enter(self, phase: JobPhase, now_ms: int, why: str) -> Job:
-        return replace(self, phase=phase, phase_ms=now_ms, why=why).tell(now_ms, why)
+        return replace(self, phase=phase, phase_ms=now_ms, why=why, asks=why).tell(now_ms, why)
 
     # ------------------------------------------------------------ the incident under way
 

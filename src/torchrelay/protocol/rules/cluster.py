@@ -65,7 +65,7 @@ NO_WAY_ON = {
     "refused": ("worker: refused replacement", REFUSED),
 }
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 19
+RULES_VERSION = 20
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -251,7 +251,9 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
     if is_over(job) or job.stop is not None or (event.worker, event.fatal) in known_by_now:
         return cluster
     now = cluster.now_ms
-    replaces = found is not None and found[0].seats[found[1]].replacement and found[0].phase in RECOVERING
+    # One that has resumed trains, whether the last of the others has said so or not.
+    seat = None if found is None else found[0].seats[found[1]]
+    replaces = seat is not None and seat.replacement and not seat.resumed and job.phase in RECOVERING
     if event.kind == "refused" and not replaces:
         return end_job(cluster, job, REFUSED, event.summary, eligible=False)
     own = next((one for one in job.exceptions.raised if event.kind == "incomplete" and _same(one, event)), None)

@@ -260,12 +260,12 @@ def say_interrupt(one: Holder) -> Order | None:
         job=job.spec.job,
         generation=job.generation,
         rank=one.rank,
-        reason=job.why,
+        reason=job.asks,
     )
 
 
 def say_halt(one: Holder) -> Order | None:
-    return Halt(**to(one.job, one.worker), rank=one.rank, reason=one.job.why)
+    return Halt(**to(one.job, one.worker), rank=one.rank, reason=one.job.asks)
 
 
 def say_decide(one: Holder) -> Order | None:

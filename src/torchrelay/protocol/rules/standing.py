@@ -123,14 +123,13 @@ class StandingOrders:
 def frame_of(job: Job) -> tuple[object, ...]:
     """What is the same for all ranks, and may change what each is to do."""
     move = job.open_move
-    asks = job.why if job.phase in (JobPhase.QUIESCING, JobPhase.AGREEING) else ""
     return (
         job.spec,
         job.phase,
         job.generation,
         job.resume_point,
         job.boundary,
-        asks,
+        job.asks,
         job.signals.fresh,
         job.stop is not None,
         job.attempts.restarts,
