@@ -37,6 +37,8 @@ EQUIVALENT: dict[str, str] = {
         "a move has asked for the boundary; it is said for the types"
     ),
     "incident:Incident.receive: zip without strict=False": "it is so anyway, and said for the reader",
+    "parts:Rollback: 1 to 3": "whoever joins and takes snapshots says it",
+    "parts:Rollback: 0 to 1 #2": "to go back for the first time is to go back from beyond the start",
     "parts:Exceptions: 0 to 1": "it is read only of what is broken, and set with it",
     "migration:worker_prepared: without if move is None": TARGET,
     "migration:wishes_to_move: always cluster.workers.get(seat.worker)": NOBODY,

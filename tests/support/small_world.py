@@ -212,6 +212,7 @@ def folded_job(job: Job) -> Job:
         asks="",
         keepers=(),
         waiting_ms=None if job.waiting_ms is None else 0,
+        answered_ms=None if job.answered_ms is None else 0,
         stood_ms=None if job.stood_ms is None else 0,
         attempts=replace(tried, fruitless=0, advanced_in=Generation(0)),
         exceptions=replace(

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Rank
+from torchrelay.protocol.model.job import JobPhase
 from torchrelay.simulation.judge.invariants import Checker
 from torchrelay.simulation.machine.machines import Machine
 from torchrelay.simulation.model.causes import Cause
@@ -17,6 +18,7 @@ from torchrelay.simulation.scene import Scene
 from torchrelay.simulation.worker.processes import Process
 
 NEVER_RETURNS_MS = 5_000  # a node that is lost for so long does not return at all
+SHORT_MS = 2_000  # less than any deadline
 NEVER_RECONFIGURES = 60  # attempts, of all ranks together: more than any budget of generations
 
 
@@ -264,6 +266,24 @@ def split(world: Struck, strike: Strike) -> bool:
     return True
 
 
+def deafen(world: Struck, strike: Strike) -> bool:
+    """Nobody reaches the orchestrator: that is its own affair, and nobody is lost by it.
+
+    For long only where the silence of all is waited for: other phases have other deadlines, and a place must come in
+    time.
+    """
+    job = world.job
+    anew = job is not None and job.answered_ms is None and job.phase in (JobPhase.AGREEING, JobPhase.PREPARING)
+    patient = job is None or (job.waiting_ms is None and (anew or job.phase is JobPhase.RUNNING))
+    world.checker.broke()
+    for machine in world.machines.values():
+        machine.split = True
+        if machine.agent is not None:
+            machine.agent.disconnect()
+        world.after(strike.length_ms if patient else min(strike.length_ms, SHORT_MS), heal, machine)
+    return True
+
+
 def heal(machine: Machine) -> None:
     machine.split = False
 
@@ -432,6 +452,7 @@ STRIKES: dict[FaultKind, Callable[[Struck, Strike], bool]] = {
     FaultKind.AGENT: crash_agent,
     FaultKind.SPLIT: split,
     FaultKind.LONG_SPLIT: split,
+    FaultKind.DEAF: deafen,
     FaultKind.POWER: lose_power,
     FaultKind.RACK: lose_rack,
     FaultKind.ORCHESTRATOR: crash_orchestrator,

@@ -179,11 +179,21 @@ def test_buddies_are_asked_however_late_the_loss_of_a_node_is_heard(late_ms: int
 
 def test_buddies_are_waited_for_as_long_as_for_a_report() -> None:
     story = without_a_node(report_ms=500)
+    story.wait(300)
+    story.answer((od.Decide,))
     story.wait(499)
     assert (story.job.phase, story.job.outcome) == (JobPhase.PREPARING, None)
     story.wait(1)
     assert story.job.outcome is not None
     assert story.job.outcome.reason == "rank 1's private state at 3 is lost"
+
+
+def test_buddies_have_longer_while_nobody_answers_at_all() -> None:
+    story = without_a_node(report_ms=500)
+    story.wait(6 * 500 - 1)
+    assert (story.job.phase, story.job.outcome) == (JobPhase.PREPARING, None)
+    story.wait(1)
+    assert story.job.outcome is not None
 
 
 def kept(story: Story, by: int, of: int, **fields: Any) -> ev.Event:

@@ -492,13 +492,3 @@ def test_what_is_raised_and_ends_after_the_operators_stop_does_not_change_the_ou
     story.lose(first, code=5)
     assert story.job.outcome is not None
     assert story.job.outcome.code == STOPPED
-
-
-def test_survivors_are_not_asked_anew_because_the_job_waits_for_a_spare() -> None:
-    story = running(spares=0, refill=False, report_ms=60_000)
-    story.lose(story.holder(1), signal=SIGKILL)
-    asked = {order for order in story.orders() if isinstance(order, od.Interrupt)}
-    story.wait(1_000)
-    assert "waiting for one" in story.job.why
-    assert all(order.reason.endswith("where they stand (ended by signal 9)") for order in asked)
-    assert {order for order in story.orders() if isinstance(order, od.Interrupt)} == asked

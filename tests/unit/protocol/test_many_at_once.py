@@ -155,6 +155,21 @@ def test_nobody_is_lost_when_nobody_answers_for_a_while() -> None:
     assert story.job.phase is JobPhase.RUNNING
 
 
+def test_the_last_to_come_back_is_not_late_because_all_were_away() -> None:
+    """Each has its time from when others were heard: they come back one after the other."""
+    story = agreeing(range(1, 8))
+    generation = story.job.generation
+    story.wait(20_000)
+    story.answer((od.Interrupt,), but=range(2, 8))
+    story.wait(9_999)
+    assert gone(story) == set()
+    story.answer((od.Interrupt,), but=range(7, 8))
+    story.wait(4_999)
+    assert (gone(story), story.job.generation) == (set(), generation)
+    story.settle()
+    assert story.job.phase is JobPhase.RUNNING
+
+
 def test_when_nobody_ever_answers_the_state_is_lost() -> None:
     story = agreeing(range(1, 8))
     story.wait(30_000)

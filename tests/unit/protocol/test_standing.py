@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.migration import SIGKILL
-from tests.support.telling import JOB, Story, answers, submitted
+from tests.support.telling import JOB, Story, answers, running, submitted
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId, Point, Rank
@@ -100,3 +100,13 @@ def test_nothing_stands_when_it_was_cleared() -> None:
     heard.kept.clear()
     assert not list(heard.kept)
     assert not list(heard.kept.of_node(NodeId("node-0")))
+
+
+def test_survivors_are_not_asked_anew_because_the_job_waits_for_a_spare() -> None:
+    story = running(spares=0, refill=False, report_ms=60_000)
+    story.lose(story.holder(1), signal=SIGKILL)
+    asked = {order for order in story.orders() if isinstance(order, od.Interrupt)}
+    story.wait(1_000)
+    assert "waiting for one" in story.job.why
+    assert all(order.reason.endswith("where they stand (ended by signal 9)") for order in asked)
+    assert {order for order in story.orders() if isinstance(order, od.Interrupt)} == asked

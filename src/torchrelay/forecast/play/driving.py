@@ -306,7 +306,7 @@ class Driving:
             DYING_MS,
             ENDING_MS,
         )
-        times = [job.phase_ms + span for span in spans]
+        times = [since + span for since in (job.phase_ms, job.answered_ms) if since is not None for span in spans]
         if job.waiting_ms is not None:
             times.append(job.waiting_ms + spec.spare_wait_ms)
         return min((at for at in times if at > now), default=now + PATIENCE_MS)

@@ -70,6 +70,7 @@ class Job(Struct, frozen=True):
     generation: Generation = Generation(1)
     resume_point: Point | None = None  # the point this generation starts from; None: the first wiring
     boundary: Point | None = None  # the point after which all stop for a move; meant for this generation or the next
+    answered_ms: int | None = None  # when somebody has reported last in this phase, or stands, or has told of a record
     stood_ms: int | None = None  # since when all holders stand at the boundary
     waiting_ms: int | None = None  # since when a rank waits for a spare
     # Whom each rank's private record was sent to in the last generations, the newest first.
@@ -117,7 +118,7 @@ class Job(Struct, frozen=True):
         return replace(self, accounting=replace(self.accounting, **changes))
 
     def enter(self, phase: JobPhase, now_ms: int, why: str) -> Job:
-        return replace(self, phase=phase, phase_ms=now_ms, why=why, asks=why).tell(now_ms, why)
+        return replace(self, phase=phase, phase_ms=now_ms, why=why, asks=why, answered_ms=None).tell(now_ms, why)
 
     # ------------------------------------------------------------ the incident under way
 

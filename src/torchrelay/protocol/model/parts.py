@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from torchrelay.protocol.messages.events import Snapshot
 from torchrelay.protocol.messages.ids import START, Generation, NodeId, Point, Rank, WorkerId
@@ -24,10 +23,8 @@ class Attempts(Struct, frozen=True):
     advanced_in: Generation = Generation(0)  # which went on from a further point than the one before, the last time
 
     def going_on(self, generation: Generation, *, advanced: bool) -> Attempts:
-        """When this generation has a point to go on from. `advanced`: it is further than that of the one before."""
-        if advanced:
-            return Attempts(trained=True, restarts=self.restarts, advanced_in=generation)
-        return replace(self, trained=True, starts=0, failed_starts=0)
+        """When this generation has a point to go on from. `advanced`: there was none, or it is further than that."""
+        return Attempts(trained=True, restarts=self.restarts, advanced_in=generation) if advanced else self
 
 
 class Raised(Struct, frozen=True):
@@ -40,8 +37,8 @@ class Raised(Struct, frozen=True):
     summary: str
     at_ms: int
     fatal: bool  # False: its process was interrupted anyway and stays
+    cramped: bool  # out of memory in a slot that is shared: that says nothing about the script
     code: int | None = None
-    cramped: bool = False  # out of memory in a slot that is shared: that says nothing about the script
 
 
 class Exceptions(Struct, frozen=True):

@@ -45,7 +45,6 @@ from torchrelay.protocol.recovery.ending import (
     fall_back,
     interrupt_job,
     lose_worker,
-    nobody_has_reported,
     start_again,
 )
 from torchrelay.protocol.recovery.placing import acquire_ranks
@@ -252,15 +251,19 @@ def decide(cluster: Cluster, job: Job, point: Point, reason: str) -> Cluster:
 
 def lose_silent(cluster: Cluster, job: Job) -> Cluster:
     """A worker that alone has not reported is lost. What keeps several silent, or all, may be the network: they have
-    longer, and are lost together."""
+    longer, and are lost together.
+
+    Nobody is alone before the others have been heard: when all were cut off, one of them comes back first.
+    """
     late = [seat.worker for _, seat in still_lacking(job) if owes_report(cluster, job, seat)]
-    times = ALL_SILENT if nobody_has_reported(job) else SEVERAL_SILENT if len(late) > 1 else 1
+    since_ms, what = (job.phase_ms, "the interrupt") if job.answered_ms is None else (job.answered_ms, "the others")
+    times = ALL_SILENT if job.answered_ms is None else SEVERAL_SILENT if len(late) > 1 else 1
     limit_ms = times * job.spec.report_ms
-    if cluster.now_ms - job.phase_ms < limit_ms:
+    if cluster.now_ms - since_ms < limit_ms:
         return cluster
     for worker in late:
         assert worker is not None, "a vacant seat owes nothing"
-        cause = f"did not report within {limit_ms / 1000:g} s of the interrupt"
+        cause = f"did not report within {limit_ms / 1000:g} s of {what}"
         cluster = lose_worker(cluster, worker, cause=cause, detector="report deadline", ended=False)
     return cluster
 
@@ -307,8 +310,9 @@ def what_lacks(cluster: Cluster, job: Job, rank: Rank, point: Point) -> str:
         if not there and (late or not may_come(cluster, job, rank)):
             return f"the snapshot of rank {rank} at {point} is lost"
     elif seat.record_of(point) is None:
-        asked_ms = max(job.phase_ms, seat.ended_ms)
-        if not buddies_to_ask(cluster, job, rank) or now - asked_ms >= job.spec.report_ms:
+        times = ALL_SILENT if job.answered_ms is None else 1  # as in `lose_silent`
+        asked_ms = max(job.phase_ms, seat.ended_ms, job.answered_ms or 0)
+        if not buddies_to_ask(cluster, job, rank) or now - asked_ms >= times * job.spec.report_ms:
             return f"rank {rank}'s private state at {point} is lost"
     elif shards_known(job, rank) and not has_sources(cluster, job, rank):
         return f"no replica holds the shard of rank {rank}"

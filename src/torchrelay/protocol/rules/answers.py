@@ -39,7 +39,8 @@ def worker_reported(cluster: Cluster, event: ev.WorkerReported) -> Cluster:
     job, seat = found
     if job.seats.count(facts.has_not_reported) == len(job.seats):
         job = job.mark(Mark.INTERRUPTED, cluster.now_ms)
-    cluster = cluster.with_job(job.with_seat(event.rank, replace(seat, report=event)))
+    job = replace(job.with_seat(event.rank, replace(seat, report=event)), answered_ms=cluster.now_ms)
+    cluster = cluster.with_job(job)
     return note_kept(cluster, event.job, cluster.workers[event.worker].node, event.kept)
 
 
@@ -52,7 +53,9 @@ def worker_ready(cluster: Cluster, event: ev.WorkerReady) -> Cluster:
     if found is None or event.point != found[0].resume_point:
         return cluster
     job, seat = found
-    return cluster.with_job(job.with_seat(event.rank, replace(seat, ready=True)))
+    if seat.ready:
+        return cluster
+    return cluster.with_job(replace(job.with_seat(event.rank, replace(seat, ready=True)), answered_ms=cluster.now_ms))
 
 
 def stood_at_boundary(cluster: Cluster, job: Job, event: ev.WorkerReady) -> Cluster:
@@ -81,6 +84,7 @@ def record_kept(cluster: Cluster, event: ev.RecordKept) -> Cluster:
         return cluster
     if job.generation != event.generation or not counts(job, event) or event.point != job.resume_point:
         return cluster
+    job = replace(job, answered_ms=cluster.now_ms)
     if not event.private:
         asked = replace(ward, asked_buddies=ward.asked_buddies | {event.worker})
         if job.rollback.point is not None:

@@ -222,7 +222,7 @@ class Checker:
 
     def given_up(self, machine: Machine) -> None:
         """It was silent for too long. One crash of its agent is short, or one split; one after the other may not be."""
-        short = {FaultKind.AGENT, FaultKind.SPLIT, FaultKind.ORCHESTRATOR}
+        short = {FaultKind.AGENT, FaultKind.SPLIT, FaultKind.DEAF, FaultKind.ORCHESTRATOR}
         if sum(strike.kind in short for strike in self.world.plan.strikes) > 1:
             self.node_gone(machine)
 

@@ -55,6 +55,7 @@ class FaultKind(StrEnum):
     AGENT = "an agent crashes and returns"
     SPLIT = "a node is split from the orchestrator for a moment"
     LONG_SPLIT = "a node is split from the orchestrator for long"
+    DEAF = "no node reaches the orchestrator for a while"
     POWER = "a node is lost"
     RACK = "many nodes are lost at once"
     ORCHESTRATOR = "the orchestrator crashes and returns"
@@ -182,6 +183,7 @@ WORKER_PHASES: dict[WorkerPhase, int] = {
 CALLED = frozenset(WORKER_PHASES) - {WorkerPhase.BOOTING, WorkerPhase.STOPPED, WorkerPhase.FINISHED}
 
 
+DEAFNESS = 0.08  # of the worlds
 CALLED_OFF = 6  # moves that an operator thinks better of, where a strike waits for that
 # Where targets and outgoing workers are.
 MOVE_PHASES = (
@@ -215,6 +217,7 @@ def draw(seed: int) -> Plan:
         strikes = (*(replace(asked, delay_ms=delay, rank=aside.randrange(ranks)) for delay in delays), *strikes)
         script = replace(script, calls=script.calls * 3)
         spec = msgspec.structs.replace(spec, moves_per_hour=-1)
+    strikes = (*strikes, *draw_deafness(seed, ranks))
     plan = Plan(seed, spec, script, slots, strikes, lacks, draw_weather(chance, lacks), resets=chance.random())
     if FaultKind.FLIP in menu:
         plan = replace(plan, compares=True)
@@ -224,6 +227,16 @@ def draw(seed: int) -> Plan:
     if Lack.SLOW in lacks:
         plan = replace(plan, speed=Speed(boot_ms=(500, 9_000), setup_ms=(10, 1_000), replay_ms=(5, 2_000)))
     return plan
+
+
+def draw_deafness(seed: int, ranks: int) -> tuple[Strike, ...]:
+    """Sometimes all nodes are cut off from the orchestrator. Drawn apart: other chances stay as they were."""
+    aside = Random(seed ^ 0xDEAF)
+    if aside.random() >= DEAFNESS:
+        return ()
+    phase = aside.choice((JobPhase.RUNNING, JobPhase.AGREEING, JobPhase.AGREEING, JobPhase.PREPARING))
+    length_ms = aside.choice((400, 2_000, 7_000, 7_000))
+    return (Strike(FaultKind.DEAF, On.JOB, phase, 0, aside.randint(0, 300), aside.randrange(ranks), length_ms),)
 
 
 def draw_script(chance: Random, lacks: frozenset[Lack], ranks: int) -> Script:
