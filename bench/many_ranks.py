@@ -6,6 +6,8 @@ cpu_ms_8, cpu_ms_48   CPU time of a surviving rank from the SIGKILL of another o
                       of its step, the recovery, and the beginning of the step made again (mean of the survivors,
                       median of the kills). Steps mostly sleep
 growth                the latter over the former
+gloo_ms_8, gloo_ms_48 of that, what plain PyTorch takes to make a Gloo group of so many: each rank connects to each other
+growth_beside_gloo    growth of what is left without that
 """
 
 from __future__ import annotations
@@ -120,6 +122,13 @@ def measure(folder: Path, ranks: int, kills: int) -> list[float]:
         job.end()
 
 
+def gloo_ms(ranks: int) -> float:
+    """What a Gloo group of so many costs each rank, in CPU milliseconds."""
+    progress(f"{ranks} ranks: plain Gloo groups")
+    words = [sys.executable, str(HERE / "many_ranks_gloo.py"), str(ranks)]
+    return float(subprocess.run(words, check=True, capture_output=True, text=True, timeout=300).stdout)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=5)
@@ -131,7 +140,11 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     figures: dict[str, object] = {f"cpu_ms_{ranks}": median(each) for ranks, each in found.items()}
-    figures["growth"] = median(found[options.sizes[-1]]) / median(found[options.sizes[0]])
+    few, many = (median(found[ranks]) for ranks in (options.sizes[0], options.sizes[-1]))
+    plain = {ranks: gloo_ms(ranks) for ranks in options.sizes}
+    figures |= {f"gloo_ms_{ranks}": cost for ranks, cost in plain.items()}
+    figures["growth"] = many / few
+    figures["growth_beside_gloo"] = (many - plain[options.sizes[-1]]) / (few - plain[options.sizes[0]])
     finish("many_ranks", figures, kills={str(ranks): each for ranks, each in found.items()})
 
 
