@@ -6,7 +6,7 @@ cpu_ms_8, cpu_ms_48   CPU time of a surviving rank from the SIGKILL of another o
                       of its step, the recovery, and the beginning of the step made again (mean of the survivors,
                       median of the kills). Steps mostly sleep
 growth                the latter over the former
-gloo_ms_8, gloo_ms_48 of that, what plain PyTorch takes to make a Gloo group of so many: each rank connects to each other
+gloo_ms_8, gloo_ms_48 of that, what plain PyTorch takes to make a Gloo group: each rank connects to each other
 growth_beside_gloo    growth of what is left without that
 """
 

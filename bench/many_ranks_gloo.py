@@ -1,6 +1,6 @@
 """What a new Gloo group of so many ranks costs each of them, by plain PyTorch: every reconfigure makes one.
 
-    python bench/many_ranks_gloo.py RANKS     CPU milliseconds of a rank: mean of the ranks, median of some groups
+python bench/many_ranks_gloo.py RANKS     CPU milliseconds of a rank: mean of the ranks, median of some groups
 """
 
 from __future__ import annotations
