@@ -190,7 +190,7 @@ SPARED_S = 60.0  # a job may wait for a spare for hours: what is garbage by then
 
 
 async def collect_in_peace(service: Orchestrator) -> None:
-    """Leave the collector off while a job recovers, for ever.
+    """Leave the collector off while a job recovers, for `SPARED_S` at most. Never returns.
 
     Nearly all that is made then stays, and to look at it took an eighth of a recovery of 16,384 ranks.
     """

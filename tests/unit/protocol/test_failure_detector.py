@@ -225,6 +225,31 @@ def test_nobody_stands_still_for_longer_than_its_samples_tell() -> None:
     assert [type(alarm) for alarm in ward.alarms] == [ev.WorkerHung], "a second one does"
 
 
+def test_nobody_is_stuck_by_the_first_sample_after_its_agent_was_away() -> None:
+    """Meanwhile no order has reached it."""
+    first = feel(None, pulse().sample, NOW - 20_000)
+    away = feel(first, pulse().sample, NOW - 10_000)
+    assert in_the_way(away, phase_ms=NOW - 15_000) == ""
+    for ms in range(0, 5_000, BEAT_MS):
+        away = feel(away, pulse().sample, NOW - 9_500 + ms)
+    assert in_the_way(away, phase_ms=NOW - 15_000) == in_the_way(away, phase_ms=NOW - 10_000) != ""
+
+
+def test_of_those_that_hang_while_all_train_the_one_that_has_stood_longest_is_lost() -> None:
+    """Another may only have waited for it, in a group of which nobody knows whom it waits for."""
+    ward = Ward()
+    ward.step()
+    ward.set(2, process="T")
+    ward.live(500)
+    ward.wait_for(2, phase=WorkerPhase.COMPUTING)  # the others have come one collective further
+    ward.set(1, process="T")
+    while not ward.alarms:
+        ward.live(BEAT_MS)
+    ward.alarms.clear()
+    ward.live(2_000)
+    assert {alarm.worker for alarm in ward.alarms if isinstance(alarm, ev.WorkerHung)} == {ward.samples[Rank(2)].worker}
+
+
 def test_nobody_is_stuck_at_an_safepoint_or_before_all_were_told_where_to_go_or_for_want_of_time() -> None:
     stuck = pulse(still=700_000)
     others = set(JobPhase) - {JobPhase.PREPARING}

@@ -223,3 +223,23 @@ def test_starts_that_nodes_end_are_not_tried_for_ever() -> None:
             story.hear(ev.NodeLost(node=NodeId(f"node-{number}"), incarnation="a", reason="no beat"))
     assert story.job.outcome is not None
     assert f"{MOST_STARTS} starts ended before anything was committed" in story.job.outcome.reason
+
+
+def test_nobody_has_less_time_because_the_only_one_that_had_reported_is_lost() -> None:
+    story = agreeing(range(2, 8))
+    story.lose(story.holder(1), signal=SIGKILL)
+    generation = story.job.generation
+    story.wait(29_999)
+    assert (gone(story), story.job.generation) == (set(), generation)
+    story.wait(1)
+    assert len(gone(story)) == 6
+
+
+def test_who_is_silent_is_not_waited_for_because_others_report_now_and_then() -> None:
+    story = agreeing(range(1, 8))
+    for rank in range(1, 7):
+        story.wait(9_500)
+        story.answer((od.Interrupt,), but=set(range(1, 8)) - {rank})
+    assert gone(story) == set()
+    story.wait(60_000 - 6 * 9_500)
+    assert gone(story) == {7}

@@ -83,6 +83,20 @@ def test_to_ask_others_does_not_put_off_the_deadline_of_the_rest() -> None:
     assert story.job.accounting.incidents[-1].faults[-1].detector == "safepoint deadline"
 
 
+def test_to_deny_again_wins_no_time_for_others() -> None:
+    story = alone_on_nodes(6)
+    lose_node(story, 0)
+    story.answer((od.Interrupt,))
+    denies = say(story, ev.RecordKept, 2, ward=Rank(0), point=HERE, private=b"")
+    story.hear(denies)
+    story.wait(4_000)
+    before = story.cluster
+    story.hear(denies)
+    assert story.cluster == before
+    story.wait(1_000)
+    assert story.job.phase in (JobPhase.ENDING, JobPhase.ENDED)
+
+
 def test_of_three_generations_it_is_known_who_was_sent_what() -> None:
     story = alone_on_nodes(3, spares=3)
     for kept in (1, 2, 3, 3):

@@ -25,7 +25,7 @@ from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import BEFORE_CUTOVER, Job, JobPhase
 from torchrelay.protocol.model.roster import Life
 from torchrelay.protocol.placement.policy import DYING_MS, ENDING_MS
-from torchrelay.protocol.recovery.recovery import ALL_SILENT, SEVERAL_SILENT
+from torchrelay.protocol.recovery.recovery import ALL_SILENT, MOST_SILENT, SEVERAL_SILENT
 from torchrelay.protocol.rules.cluster import advance
 from torchrelay.protocol.rules.standing import StandingOrders
 
@@ -299,7 +299,7 @@ class Driving:
             return now + PATIENCE_MS if not self._heap else math.inf
         spans = (
             spec.report_ms // 2,
-            *(times * spec.report_ms for times in (1, SEVERAL_SILENT, ALL_SILENT)),
+            *(times * spec.report_ms for times in (1, SEVERAL_SILENT, ALL_SILENT, MOST_SILENT)),
             spec.ready_ms,
             spec.reconfigure_ms,
             spec.reconfigure_ms + spec.restore_ms,

@@ -35,7 +35,7 @@ from torchrelay.protocol.health.silent_nodes import SilentNodes
 from torchrelay.protocol.health.stalls import Spot, Stalled, find_parting
 from torchrelay.protocol.health.wait_for_graph import DEFAULT, Position, Wait, WaitForGraph
 from torchrelay.protocol.messages.events import Event, NodeLost, PointCommitted, WorkerHung, WorkerRaised
-from torchrelay.protocol.messages.ids import START, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.ids import START, JobId, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.model.job import BEFORE_CUTOVER, RECOVERING, TRAINING, Job, JobPhase
 from torchrelay.protocol.model.roster import Life, Seat
 from torchrelay.protocol.model.state import Cluster
@@ -110,20 +110,34 @@ def judge(failure_detector: FailureDetector, cluster: Cluster, now_ms: int) -> t
             found.append(lost)
     companies = {name: Company(failure_detector, job, now_ms) for name, job in cluster.jobs.items()}
     still = anybody_still(failure_detector, cluster)
-    for worker in cluster.workers.values() if still else ():
-        pulse = failure_detector.pulses.get(worker.worker)
-        if pulse is None or worker.life is Life.FENCING or now_ms - pulse.heard_ms >= failure_detector.fresh_ms:
-            continue
-        evidence = judge_worker(companies[worker.job], pulse, now_ms)
-        if evidence:
-            age = now_ms - pulse.still_ms
-            found.append(WorkerHung(worker=worker.worker, evidence=evidence, age_ms=age))
+    if still:
+        found.extend(judge_workers(failure_detector, cluster, companies, now_ms))
     for name, job in cluster.jobs.items():
         if still and job.phase is JobPhase.RUNNING:
             found.extend(judge_ways(companies[name]))
         if job.accounting.unproved:
             found.extend(proof(failure_detector, job))
     return tuple(found)
+
+
+def judge_workers(
+    failure_detector: FailureDetector, cluster: Cluster, companies: dict[JobId, Company], now_ms: int
+) -> list[WorkerHung]:
+    """Who hangs. Of a job that trains only the one that has stood longest: others may have waited for it, and will say
+    where they stand as soon as it is lost."""
+    found: dict[JobId, list[WorkerHung]] = {}
+    for worker in cluster.workers.values():
+        pulse = failure_detector.pulses.get(worker.worker)
+        if pulse is None or worker.life is Life.FENCING or now_ms - pulse.heard_ms >= failure_detector.fresh_ms:
+            continue
+        evidence = judge_worker(companies[worker.job], pulse, now_ms)
+        if evidence:
+            hung = WorkerHung(worker=worker.worker, evidence=evidence, age_ms=now_ms - pulse.still_ms)
+            found.setdefault(worker.job, []).append(hung)
+    for name, some in found.items():
+        if companies[name].job.phase in TRAINING:
+            found[name] = [max(some, key=lambda hung: hung.age_ms)]
+    return [hung for some in found.values() for hung in some]
 
 
 def anybody_still(failure_detector: FailureDetector, cluster: Cluster) -> bool:
@@ -231,7 +245,7 @@ def stuck(company: Company, pulse: Pulse) -> str:
     limit = safepoint_limit(pulse.sample, replaceable=stands_elsewhere(company, seat))
     if limit is None:
         return ""
-    since = max(pulse.still_ms, job.phase_ms)
+    since = max(pulse.still_ms, job.phase_ms, pulse.back_ms)
     # Not of other threads: Gloo's may spin for ever, for a message that nobody waits for any more.
     idle = pulse.sample.main_ms - pulse.still_main_ms <= IDLE_SHARE * (now_ms - pulse.still_ms)
     if not idle or now_ms - since < limit:

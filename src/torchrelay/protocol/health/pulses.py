@@ -57,6 +57,7 @@ class Pulse(Struct, frozen=True, gc=False):
     stopped_ms: int | None = None  # since when the kernel has had it stopped
     advanced_ms: int | None = None  # when it was last seen to have committed a further point in its generation
     still_main_ms: int = 0  # the CPU time of its main thread and children then
+    back_ms: int = 0  # since when its samples come without a gap: in one no order reaches it
 
 
 class FailureDetector(Struct, frozen=True):
@@ -91,8 +92,8 @@ def place_of(sample: Sample) -> tuple[object, ...]:
 def hear(failure_detector: FailureDetector, beat: Beat, now_ms: int) -> FailureDetector:
     """Take in a beat."""
     failure_detector = end_deafness(failure_detector, now_ms)
-    pulses = failure_detector.pulses
-    pulses = pulses.put_all((one.worker, feel(pulses.get(one.worker), one, now_ms)) for one in beat.samples)
+    pulses, fresh_ms = failure_detector.pulses, failure_detector.fresh_ms
+    pulses = pulses.put_all((one.worker, feel(pulses.get(one.worker), one, now_ms, fresh_ms)) for one in beat.samples)
     # An agent that was started anew has no gap before its first beat.
     gap = now_ms - failure_detector.heard.get((beat.node, beat.incarnation), now_ms)
     rhythm = failure_detector.rhythms.get(beat.node, Rhythm(now_ms)).note(gap, now_ms)
@@ -117,21 +118,24 @@ def end_deafness(failure_detector: FailureDetector, now_ms: int) -> FailureDetec
     return replace(failure_detector, heard=heard, rhythms=rhythms, newest_ms=now_ms)
 
 
-def feel(before: Pulse | None, sample: Sample, now_ms: int) -> Pulse:
-    """The pulse after a sample."""
+def feel(before: Pulse | None, sample: Sample, now_ms: int, fresh_ms: int = FRESH_MS) -> Pulse:
+    """The pulse after a sample. After `fresh_ms` without one there was a gap."""
     stopped = sample.process in ("T", "t")
     since = before.stopped_ms if before is not None else None
     stopped_ms = (since if since is not None else now_ms) if stopped else None
     if before is None:
-        return Pulse(sample, now_ms, now_ms, sample.cpu_ms, stopped_ms, None, sample.main_ms)
+        return Pulse(sample, now_ms, now_ms, sample.cpu_ms, stopped_ms, None, sample.main_ms, now_ms)
+    back_ms = now_ms if now_ms - before.heard_ms >= fresh_ms else before.back_ms
     advanced_ms = now_ms if advanced(before.sample, sample) else before.advanced_ms
     if place_of(before.sample) != place_of(sample):
-        return Pulse(sample, now_ms, now_ms, sample.cpu_ms, stopped_ms, advanced_ms, sample.main_ms)
+        return Pulse(sample, now_ms, now_ms, sample.cpu_ms, stopped_ms, advanced_ms, sample.main_ms, back_ms)
     if sample.groups is None:  # they are not told in every beat, and have not changed
         sample = structs.replace(sample, groups=before.sample.groups)
     if sample.spot is None:
         sample = structs.replace(sample, spot=before.sample.spot)
-    return replace(before, sample=sample, heard_ms=now_ms, stopped_ms=stopped_ms, advanced_ms=advanced_ms)
+    return replace(
+        before, sample=sample, heard_ms=now_ms, stopped_ms=stopped_ms, advanced_ms=advanced_ms, back_ms=back_ms
+    )
 
 
 def advanced(before: Sample, now: Sample) -> bool:

@@ -89,8 +89,8 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
             # restored in an earlier generation is a survivor like others.
             return cluster.with_job(job.tell(now, f"rank {rank}'s replacement is replaced"))
         case JobPhase.AGREEING if job.seats[rank].worker is None and nobody_has_reported(job):
-            # There is nothing to ask anew. Many ranks may be lost at once.
-            return cluster.with_job(job)
+            # There is nothing to ask anew. Many ranks may be lost at once; so may the only one that has reported.
+            return cluster.with_job(replace(job, answered_ms=None))
         case JobPhase.RUNNING if unprotected(cluster, job, seat):
             why = f"the script has not called protect() in {UNJOINED_MS // 60_000} minutes: it ran unprotected"
             return fall_back(cluster, job, why, job.exceptions.last_code)

@@ -64,6 +64,7 @@ from torchrelay.protocol.recovery.rollback import (
 
 # So many times as long as one worker has, if several do not report, or nobody does: silence loses no node sooner.
 SEVERAL_SILENT, ALL_SILENT = 2, 6
+MOST_SILENT = 2 * ALL_SILENT  # and nobody is waited for any longer, though some report now and then
 BEGUN_ANEW = "begin anew from the snapshots of"
 
 
@@ -259,7 +260,7 @@ def lose_silent(cluster: Cluster, job: Job) -> Cluster:
     since_ms, what = (job.phase_ms, "the interrupt") if job.answered_ms is None else (job.answered_ms, "the others")
     times = ALL_SILENT if job.answered_ms is None else SEVERAL_SILENT if len(late) > 1 else 1
     limit_ms = times * job.spec.report_ms
-    if cluster.now_ms - since_ms < limit_ms:
+    if cluster.now_ms - since_ms < limit_ms and cluster.now_ms - job.phase_ms < MOST_SILENT * job.spec.report_ms:
         return cluster
     for worker in late:
         assert worker is not None, "a vacant seat owes nothing"

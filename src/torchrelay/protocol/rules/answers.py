@@ -84,14 +84,14 @@ def record_kept(cluster: Cluster, event: ev.RecordKept) -> Cluster:
         return cluster
     if job.generation != event.generation or not counts(job, event) or event.point != job.resume_point:
         return cluster
+    if event.worker in ward.asked_buddies or ward.record_of(event.point) is not None:
+        return cluster
     job = replace(job, answered_ms=cluster.now_ms)
     if not event.private:
         asked = replace(ward, asked_buddies=ward.asked_buddies | {event.worker})
         if job.rollback.point is not None:
             job = not_there(job, cluster.workers[event.worker].node, event.ward, event.point)
         return cluster.with_job(job.with_seat(event.ward, asked))
-    if ward.record_of(event.point) is not None:
-        return cluster
     text = f"rank {event.rank} has kept rank {event.ward}'s private record of {event.point}"
     ward = keep_private(ward, [ev.PrivateRecord(event.point, event.private)])
     return cluster.with_job(job.with_seat(event.ward, ward).tell(cluster.now_ms, text))
