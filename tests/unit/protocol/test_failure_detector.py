@@ -214,6 +214,7 @@ def test_nobody_stands_still_for_longer_than_its_samples_tell() -> None:
     assert in_the_way(pulse(still=9_000, heard=4_000)) != ""
     assert in_the_way(pulse(still=9_000, heard=4_001)) == ""
     assert in_the_way(pulse(still=9_000, heard=8_000), phase_ms=NOW - 12_999) == ""
+    assert evidence(pulse(still=10_000, heard=1), ahead(0, still=10_000)) == "", "while all train, too"
     slow = FailureDetector(beat_ms=8_000)
     ward = Ward(failure_detector=slow)
     ward.live(BEAT_MS)
@@ -239,15 +240,17 @@ def test_of_those_that_hang_while_all_train_the_one_that_has_stood_longest_is_lo
     """Another may only have waited for it, in a group of which nobody knows whom it waits for."""
     ward = Ward()
     ward.step()
-    ward.set(2, process="T")
+    ward.set(2, collectives=99)  # it moves no more from here on
     ward.live(500)
-    ward.wait_for(2, phase=WorkerPhase.COMPUTING)  # the others have come one collective further
-    ward.set(1, process="T")
-    while not ward.alarms:
-        ward.live(BEAT_MS)
-    ward.alarms.clear()
-    ward.live(2_000)
-    assert {alarm.worker for alarm in ward.alarms if isinstance(alarm, ev.WorkerHung)} == {ward.samples[Rank(2)].worker}
+    ward.set(1, elsewhere=5)  # nor does this one, a little later
+    for rank in (1, 2):
+        ward.set(rank, process="T")
+    ward.live(8_000)
+    found = judge(ward.failure_detector, ward.cluster, ward.now_ms)
+    assert [one.worker for one in found if isinstance(one, ev.WorkerHung)] == [ward.samples[Rank(2)].worker]
+    recovers = replace(ward.cluster.jobs[JOB], phase=JobPhase.AGREEING)
+    both = judge(ward.failure_detector, ward.cluster.with_job(recovers), ward.now_ms)
+    assert len(both) == 2, "in a recovery each is in the way"
 
 
 def test_nobody_is_stuck_at_an_safepoint_or_before_all_were_told_where_to_go_or_for_want_of_time() -> None:
