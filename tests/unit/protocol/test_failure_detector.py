@@ -240,7 +240,7 @@ def test_of_those_that_hang_while_all_train_the_one_that_has_stood_longest_is_lo
     """Another may only have waited for it, in a group of which nobody knows whom it waits for."""
     ward = Ward()
     ward.step()
-    ward.set(2, collectives=99)  # it moves no more from here on
+    ward.set(2, elsewhere=5)  # it moves no more from here on
     ward.live(500)
     ward.set(1, elsewhere=5)  # nor does this one, a little later
     for rank in (1, 2):
