@@ -41,7 +41,7 @@ class Core:
             self.cluster = advance(self.cluster, event, self.now_ms, more=number < len(events))
         fresh = self.standing.follow(self.cluster)
         self.cpu_s += time.process_time() - begun
-        return fresh
+        return list(od.singly(fresh))
 
     def work(self, fresh: list[od.Order]) -> None:
         """Carry out what is ordered until nothing more is."""

@@ -134,9 +134,9 @@ class Player:
             case Ack(seq):
                 for known in [one for one in self._unacknowledged if one <= seq]:
                     del self._unacknowledged[known]
-            case OrderFrame(some):
+            case OrderFrame() as frame:
                 told: list[ev.Event] = []
-                for order in some:
+                for order in frame.each():
                     self.world.note(order, now_s)
                     told += self._obey(order)
                 if told:

@@ -47,7 +47,7 @@ class FakeAgent:
         self.workers: dict[str, Rank] = {}
 
     def send(self, message: ToAgent) -> None:
-        for order in message.orders if isinstance(message, OrderFrame) else ():
+        for order in message.each() if isinstance(message, OrderFrame) else ():
             for event in self.answers(order):
                 self.service.put(event)
 

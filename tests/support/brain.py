@@ -83,7 +83,7 @@ class RecordingLink:
 
     def orders(self) -> list[Order]:
         """All orders so far, repetitions included."""
-        return [order for message in self.sent if isinstance(message, OrderFrame) for order in message.orders]
+        return [order for message in self.sent if isinstance(message, OrderFrame) for order in message.each()]
 
     def joined(self, slots: int = 3, alive: Iterable[Worker] = ()) -> NodeJoined:
         """The fact that this node is there, with these of its workers alive."""

@@ -309,8 +309,8 @@ class Agent:
                     self.network.register.compare(tainted)
             case JobTerms():
                 self._agree(message)
-            case OrderFrame(orders=orders):
-                for order in orders:
+            case OrderFrame():
+                for order in message.each():
                     self._obey(order)
             case Shutdown(reason=reason, grace_s=grace_s):
                 self.stop(reason, grace_s)

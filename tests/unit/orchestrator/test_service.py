@@ -101,7 +101,7 @@ class TestSaying:
                 link = RecordingLink()
                 await train(service, link)
                 await service.put(WorkerHung(worker=WorkerId("node-0.1.1"), evidence="stopped"))
-                frames = [message.orders for message in link.sent if isinstance(message, OrderFrame)]
+                frames = [tuple(message.each()) for message in link.sent if isinstance(message, OrderFrame)]
                 kinds = [type(order) for order in frames[-1]]
                 assert kinds[0] is Fence
                 assert Interrupt in kinds

@@ -28,7 +28,7 @@ class Heard:
     def look(self) -> list[od.Order]:
         """Whether what is kept is what the state says, and what is new in it."""
         before = frozenset(self.kept)
-        fresh = self.kept.follow(self.story.cluster)
+        fresh = list(od.singly(self.kept.follow(self.story.cluster)))
         expected = orders(self.story.cluster)
         assert frozenset(self.kept) == expected
         assert frozenset(fresh) == expected - before
@@ -74,6 +74,70 @@ def test_a_job_starts_loses_two_ranks_and_moves_one(ranks: int) -> None:
     heard.settle()
     assert phase_of(heard) is JobPhase.ENDED
     assert not list(heard.kept)
+
+
+@pytest.mark.parametrize("ranks", [4, LARGE])
+def test_one_fault_after_another(ranks: int) -> None:
+    """Whoever has come to its rank meanwhile is asked with the others; an order a node for all of them."""
+    heard = Heard(submitted(ranks=ranks, spares=3))
+    heard.settle()
+    for point, rank in ((3, 1), (4, 1), (5, 2), (6, 0)):
+        heard.story.train(Point(point))
+        worker = heard.story.holder(rank)
+        records = heard.story.stands[worker].records(worker)
+        before = heard.story.cluster
+        node = before.workers[worker].node
+        heard.hear(ev.WorkerExited(worker=worker, node=node, signal=SIGKILL, private=records))
+        asked = [order for order in heard.story.orders() if isinstance(order, od.Interrupt)]
+        assert len(asked) == ranks - 1
+        heard.settle()
+        assert phase_of(heard) is JobPhase.RUNNING
+
+
+@pytest.mark.parametrize("ranks", [4, LARGE])
+def test_a_fault_after_a_move_was_called_off(ranks: int) -> None:
+    heard = Heard(submitted(ranks=ranks, spares=3))
+    heard.settle()
+    heard.story.train(Point(3))
+    heard.hear(ev.MoveAsked(job=JOB, ranks=(Rank(2),), reason="a test", source="a test"))
+    for _ in range(50):
+        if phase_of(heard) is JobPhase.QUIESCING:
+            break
+        for order in heard.story.orders():
+            heard.hear(*answers(order, heard.story.stands))
+    assert phase_of(heard) is JobPhase.QUIESCING
+    heard.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(2),), source="a test"))
+    heard.settle()
+    assert phase_of(heard) is JobPhase.RUNNING
+    heard.story.train(Point(4))
+    heard.hear(ev.WorkerExited(worker=heard.story.holder(0), node=NodeId("node-0"), signal=SIGKILL))
+    assert sum(isinstance(order, od.Interrupt) for order in heard.story.orders()) == ranks - 1
+
+
+def test_what_all_are_asked_is_said_once_a_node() -> None:
+    heard = Heard(submitted(ranks=LARGE, spares=1))
+    heard.settle()
+    heard.story.train(Point(3))
+    event = ev.WorkerExited(worker=heard.story.holder(5), node=NodeId("node-0"), signal=SIGKILL)
+    heard.story.hear(event)
+    fresh = [order for order in heard.kept.follow(heard.story.cluster) if "Interrupt" in type(order).__name__]
+    assert all(isinstance(order, od.Interrupts) for order in fresh)
+    assert len({order.node for order in fresh}) == len(fresh)
+
+
+def test_what_was_just_said_is_not_said_again_yet() -> None:
+    heard = Heard(submitted(ranks=4, spares=1))
+    heard.settle()
+    heard.story.train(Point(3))
+    assert not list(heard.kept.due())
+    heard.hear(ev.WorkerExited(worker=heard.story.holder(1), node=NodeId("node-0"), signal=SIGKILL))
+    asked = {order for order in heard.kept if isinstance(order, od.Interrupt)}
+    assert asked
+    assert not asked & set(heard.kept.due())
+    assert asked <= set(heard.kept.due()) == set(heard.kept)
+    first, second = sorted(asked, key=lambda order: order.rank)[:2]
+    heard.hear(*answers(first, heard.story.stands))
+    assert second in set(heard.kept.due()) == set(heard.kept), "an answer makes nothing new of the rest"
 
 
 def test_of_an_answer_only_what_it_changes_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

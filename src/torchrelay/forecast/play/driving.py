@@ -20,7 +20,7 @@ from torchrelay.forecast.play.cutout import CutOut, node_name
 from torchrelay.forecast.play.engine import World
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import WorkerId
-from torchrelay.protocol.messages.orders import Fence, Order
+from torchrelay.protocol.messages.orders import Fence, Order, singly
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import BEFORE_CUTOVER, Job, JobPhase
 from torchrelay.protocol.model.roster import Life
@@ -237,7 +237,7 @@ class Driving:
         """Carry out the orders that are new, and find out when the core is to be asked again."""
         if self.submit_ms is not None:
             return
-        fresh = self._standing.follow(self.cut.cluster)
+        fresh = singly(self._standing.follow(self.cut.cluster))
         for order in sorted(fresh, key=lambda one: (type(one).__name__, getattr(one, "worker", ""))):
             silent = getattr(order, "worker", "") in self.dead and not isinstance(order, Fence)
             if not silent and not self.is_down(order):

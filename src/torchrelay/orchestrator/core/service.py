@@ -450,7 +450,7 @@ class Orchestrator:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._repeated_s >= max(REPEAT_S, self.failure_detector.beat_ms / 1000):
             self._repeated_s = now_s
-            self._send(self.standing)
+            self._send(self.standing.due())
 
     def remind(self, connection: AgentPort) -> None:
         """Say to one agent what holds now."""

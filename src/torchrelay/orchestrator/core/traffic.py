@@ -12,13 +12,14 @@ from msgspec import Struct
 from torchrelay.orchestrator.store.journal import Call
 from torchrelay.protocol.messages.events import WORKERS_TELL, Event, age_event
 from torchrelay.protocol.messages.ids import NodeId
-from torchrelay.protocol.messages.orders import AnyOrder, Fence, Order
+from torchrelay.protocol.messages.orders import AnyOrder, Fence, Interrupt, Interrupts, Order
 from torchrelay.wire.messages.channel import OrderFrame, ToAgent
 
 # Events that are heard in one go, at most.
 TOGETHER = 65_536
 # Within one frame: first who must stop, then who starts, then the rest in the order of a recovery.
 SEQUENCE: dict[type[Order], int] = {kind: place for place, kind in reversed([*enumerate((Fence, *get_args(AnyOrder)))])}
+SEQUENCE[Interrupts] = SEQUENCE[Interrupt]
 
 
 class Heard(Struct, frozen=True):
@@ -115,5 +116,6 @@ def send_orders(some: Iterable[Order], connections: Mapping[NodeId, AgentPort], 
     for node, batch in by_node.items():
         connection = connections.get(node)
         if connection is not None:
-            batch.sort(key=lambda order: SEQUENCE[type(order)])
+            if len(batch) > 1:
+                batch.sort(key=lambda order: SEQUENCE[type(order)])
             connection.send(OrderFrame(tuple(batch), lease))

@@ -5,6 +5,7 @@ Orders to a worker carry its id and the generation; a worker that has heard of a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from msgspec import Struct
@@ -95,6 +96,33 @@ class Interrupt(WorkerOrder, frozen=True, tag=True, kw_only=True):
 
     rank: Rank
     reason: str
+
+
+class Interrupts(Order, frozen=True, tag=True, kw_only=True):
+    """`Interrupt` for many workers of one node. In a large job what all are asked at once is said once a node."""
+
+    job: JobId
+    generation: Generation
+    reason: str
+    holders: tuple[tuple[Rank, WorkerId], ...]
+
+    def each(self) -> Iterator[Interrupt]:
+        """As if each had been said alone."""
+        return (self._one(rank, worker) for rank, worker in self.holders)
+
+    def of_rank(self, rank: Rank) -> Interrupt:
+        """What it says to the holder of this rank, which is among them."""
+        return next(self._one(one, worker) for one, worker in self.holders if one == rank)
+
+    def _one(self, rank: Rank, worker: WorkerId) -> Interrupt:
+        return Interrupt(
+            node=self.node,
+            worker=worker,
+            job=self.job,
+            generation=self.generation,
+            rank=rank,
+            reason=self.reason,
+        )
 
 
 class Halt(WorkerOrder, frozen=True, tag=True, kw_only=True):
@@ -193,3 +221,12 @@ AnyOrder = (
     | Resume
     | Leave
 )
+
+
+def singly(some: Iterable[Order]) -> Iterator[Order]:
+    """The same orders, with those for many said to each alone."""
+    for order in some:
+        if isinstance(order, Interrupts):
+            yield from order.each()
+        else:
+            yield order

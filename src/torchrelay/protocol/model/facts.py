@@ -15,8 +15,30 @@ def is_vacant(seat: Seat) -> bool:
     return seat.worker is None
 
 
+def is_replacement(seat: Seat) -> bool:
+    return seat.replacement
+
+
+def has_answered(seat: Seat) -> bool:
+    """It has anything that is forgotten with each generation."""
+    return bool(
+        seat.report is not None
+        or seat.ready
+        or seat.reconfigured
+        or seat.resumed
+        or seat.serves
+        or seat.failed
+        or seat.asked_buddies
+        or seat.silent_buddies
+    )
+
+
 def has_not_reported(seat: Seat) -> bool:
     return seat.report is None
+
+
+# Of all seats, as soon as a rank is lost. Survivors wait meanwhile.
+ASKED_OF_A_FAULT = (has_answered, has_not_reported, is_vacant, is_replacement)
 
 
 def is_not_ready(seat: Seat) -> bool:
@@ -75,6 +97,10 @@ def is_fencing(worker: Worker) -> bool:
 def is_idle(worker: Worker) -> bool:
     """A spare: no rank, none to come, wherever it is in its start."""
     return worker.rank is None and worker.incoming_for is None and worker.life is not Life.FENCING
+
+
+def is_guest(worker: Worker) -> bool:
+    return worker.guest
 
 
 def is_idle_guest(worker: Worker) -> bool:

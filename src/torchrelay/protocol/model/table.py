@@ -244,6 +244,14 @@ class Table(Mapping[K, V], Generic[K, V]):
             return sum(map(fact, self._items.values()))
         return self._tally(fact)[0]
 
+    def counted(self, *some: Callable[[V], bool], by: Callable[[V], Hashable]) -> Table[K, V]:
+        """The same table, in which these facts are counted, and the groups formed, before anybody waits for it."""
+        for fact in some if self._items is None else ():
+            self._tally(fact)
+        if self._items is None:
+            self._grouped(by)
+        return self
+
     def any(self, fact: Callable[[V], bool]) -> bool:
         """Whether a value has this fact."""
         return any(map(fact, self._items.values())) if self._items is not None else self._tally(fact)[0] > 0
@@ -283,6 +291,12 @@ class Table(Mapping[K, V], Generic[K, V]):
             (self._places.keys[place], self._blocks[place // BLOCK][place % BLOCK])
             for place in chain(places[cut:], places[:cut])
         )
+
+    def size(self, of: Callable[[V], Hashable], name: Hashable) -> int:
+        """Of how many values `of` is `name`."""
+        if self._items is not None:
+            return sum(of(value) == name for value in self._items.values())
+        return len(self._grouped(of).get(name, ()))
 
     def _grouped(self, of: Callable[[V], Hashable]) -> Table[Hashable, tuple[int, ...]]:
         groups = self._groups.get(of)

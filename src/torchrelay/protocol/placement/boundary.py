@@ -20,7 +20,7 @@ from torchrelay.protocol.model.moves import Move, MoveState
 from torchrelay.protocol.model.phases import enter_next, is_complete, still_lacking
 from torchrelay.protocol.model.roster import STAYS, Life, Seat
 from torchrelay.protocol.model.state import Cluster
-from torchrelay.protocol.model.table import Table
+from torchrelay.protocol.model.table import FEW, Table
 
 # After a boundary was called off: how long until it is asked for again.
 AGAIN_MS = 1_000
@@ -45,7 +45,11 @@ def fresh(seat: Seat) -> Seat:
 
 def begin_generation(job: Job) -> Job:
     """The next generation."""
-    seats = Table((rank, fresh(seat)) for rank, seat in job.seats.items())
+    seats = job.seats
+    if seats.count(facts.has_answered) > FEW:
+        seats = Table((rank, fresh(seat)) for rank, seat in seats.items())
+    for rank, seat in tuple(seats.where(facts.has_answered)):
+        seats = seats.put(rank, fresh(seat))
     job = replace(job, seats=seats, generation=Generation(job.generation + 1))
     return job.with_exceptions(broken=None)
 

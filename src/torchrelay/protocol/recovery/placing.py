@@ -13,7 +13,7 @@ from torchrelay.protocol.model.incident import Mark
 from torchrelay.protocol.model.job import RECOVERING, Job, JobPhase
 from torchrelay.protocol.model.moves import MoveState
 from torchrelay.protocol.model.phases import enter_next, is_complete
-from torchrelay.protocol.model.roster import Life, Worker, natural_key
+from torchrelay.protocol.model.roster import Life, Node, Worker, natural_key
 from torchrelay.protocol.model.state import Cluster, is_over
 from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement.boundary import with_move
@@ -43,14 +43,14 @@ def free_slots(cluster: Cluster, job: Job) -> list[tuple[NodeId, int]]:
     """
     # Until all nodes are there, each gets no more than its share: the first would take all ranks.
     limit = job.spec.nproc_per_node if awaits_nodes(cluster, job) else None
-    taken = {(worker.node, worker.slot) for worker in cluster.workers.values()}
-    taken |= {*cluster.strays.values(), *cluster.foreign.values()}
+    kept = {*cluster.strays.values(), *cluster.foreign.values()}
     free = [
         (node.node, slot)
         for node in cluster.nodes.values()
         if node.alive
-        for slot in range(node.slots if limit is None else min(limit, node.slots))
-        if (node.node, slot) not in taken
+        for slot in empty_slots(cluster, node)
+        if (limit is None or slot < limit)
+        and (node.node, slot) not in kept
         and not is_cordoned(job.spec, cluster.strikes.get((node.node, slot), ()), cluster.now_ms)
         and not is_closed(cluster, node.node, slot)
     ]
@@ -63,6 +63,14 @@ def free_slots(cluster: Cluster, job: Job) -> list[tuple[NodeId, int]]:
             *slot_order(job.spec, *place),
         ),
     )
+
+
+def empty_slots(cluster: Cluster, node: Node) -> list[int]:
+    """The slots of a node in which no worker runs. Mostly all are in use: then nobody is asked where it runs."""
+    if cluster.workers.size(facts.node_of, node.node) >= node.slots and not cluster.workers.any(facts.is_guest):
+        return []  # only guests run where another does
+    taken = {worker.slot for worker in cluster.on_node(node.node)}
+    return [slot for slot in range(node.slots) if slot not in taken]
 
 
 def fill_slots(cluster: Cluster, job: Job) -> Cluster:

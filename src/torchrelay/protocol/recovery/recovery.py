@@ -29,6 +29,7 @@ from torchrelay.protocol.placement.boundary import (
     finish_halt,
     finish_move,
     finish_release,
+    fresh,
     release_outgoing_workers,
     set_boundary,
 )
@@ -445,9 +446,14 @@ def try_again(cluster: Cluster, job: Job, reason: str) -> Cluster:
 
 
 def settled(seat: Seat, generation: Generation) -> Seat:
-    """The holder trains: it is no replacement any more."""
-    came = generation if seat.replacement else seat.resumed_in
-    return replace(seat, replacement=False, resumed_in=came, distrusted=frozenset())
+    """The holder trains: it is no replacement any more, and what it has answered is done with.
+
+    So the next generation finds nothing to forget, in which everybody waits to be told.
+    """
+    seat = fresh(seat)
+    if seat.replacement:
+        return replace(seat, replacement=False, resumed_in=generation, distrusted=frozenset())
+    return replace(seat, distrusted=frozenset()) if seat.distrusted else seat
 
 
 def resume(cluster: Cluster, job: Job) -> Cluster:
@@ -460,6 +466,7 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
             return try_again(cluster, job, "not everybody resumed in time")
         return cluster
     seats = Table((rank, settled(seat, job.generation)) for rank, seat in job.seats.items())
+    seats = seats.counted(*facts.ASKED_OF_A_FAULT, by=facts.shard_of)
     # What was raised in the wake of this fault, and did not end its worker, is settled by now.
     raised = tuple(entry for entry in job.exceptions.raised if entry.fatal)
     job = replace(job, seats=seats).with_exceptions(raised=raised)

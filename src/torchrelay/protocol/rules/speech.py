@@ -15,6 +15,7 @@ from torchrelay.protocol.messages.orders import (
     Fence,
     Halt,
     Interrupt,
+    Interrupts,
     Leave,
     Order,
     PassOn,
@@ -29,9 +30,10 @@ from torchrelay.protocol.messages.orders import (
 )
 from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.job import Job, JobPhase
-from torchrelay.protocol.model.phases import asked
+from torchrelay.protocol.model.phases import PHASES, asked
 from torchrelay.protocol.model.roster import Life, Seat, Worker
 from torchrelay.protocol.model.state import Cluster
+from torchrelay.protocol.model.table import FEW, Table
 from torchrelay.protocol.placement import buddies
 from torchrelay.protocol.placement.boundary import told_where
 from torchrelay.protocol.placement.policy import MOST_SOURCES, judge_report
@@ -262,6 +264,67 @@ def say_interrupt(one: Holder) -> Order | None:
         rank=one.rank,
         reason=job.asks,
     )
+
+
+def is_interrupted(before: Job, job: Job) -> bool:
+    """Whether a generation begins in which all holders are asked to stop, and nothing else."""
+    alone = PHASES[job.phase].holders == (Interrupt,) and not job.signals.fresh and job.stop is None
+    return alone and job.generation > before.generation
+
+
+class Holders(Struct, frozen=True):
+    """The holders of a job's ranks that are to be asked when a rank is lost, by their nodes.
+
+    All survivors wait in vain until they hear it: who they are is found out while they train.
+    """
+
+    workers: Table[WorkerId, Worker]
+    seats: Table[Rank, Seat]
+    on: dict[NodeId, tuple[tuple[Rank, WorkerId], ...]]
+
+
+def holders_of(cluster: Cluster, job: Job) -> Holders:
+    """Of all ranks."""
+    seats = dict(job.seats.items())
+    found: dict[NodeId, list[tuple[Rank, WorkerId]]] = {}
+    for worker in cluster.workers.values():
+        if worker.rank is not None and worker.job == job.spec.job and is_asked(seats[worker.rank], worker):
+            found.setdefault(worker.node, []).append((worker.rank, worker.worker))
+    return Holders(cluster.workers, job.seats, {node: tuple(some) for node, some in found.items()})
+
+
+def followed(holders: Holders, cluster: Cluster, job: Job) -> Holders:
+    """The holders as they are now: only nodes on which anything has changed are looked at."""
+    seats = list(job.seats.differences(holders.seats))
+    if len(seats) > FEW:
+        return holders_of(cluster, job)
+    changed = [one for _, was, now in cluster.workers.differences(holders.workers) for one in (was, now)]
+    names = (seat.worker for _, was, now in seats for seat in (was, now) if seat is not None)
+    changed += [None if name is None else cluster.workers.get(name) for name in names]
+    on = dict(holders.on)
+    for node in {one.node for one in changed if one is not None}:
+        some = [
+            (worker.rank, worker.worker)
+            for worker in cluster.on_node(node)
+            if worker.rank is not None and worker.job == job.spec.job and is_asked(job.seats[worker.rank], worker)
+        ]
+        on[node] = tuple(some)
+    return Holders(cluster.workers, job.seats, on)
+
+
+def is_asked(seat: Seat, worker: Worker) -> bool:
+    """Whether this is the holder of the seat, and one that is asked to stop, and nothing else, when a rank is lost."""
+    return seat.worker == worker.worker and not seat.replacement and worker.life in UP
+
+
+def interrupts(holders: Holders, job: Job) -> list[Interrupts]:
+    """The same to all at once, an order a node."""
+    name, generation, why = job.spec.job, job.generation, job.asks
+    return [
+        Interrupts(node=node, job=name, generation=generation, reason=why, holders=some)
+        for node, some in holders.on.items()
+        if some
+    ]
 
 
 def say_halt(one: Holder) -> Order | None:

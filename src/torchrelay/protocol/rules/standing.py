@@ -6,18 +6,24 @@ those are read again that what changed can have changed: in a job of thousands o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from msgspec import Struct
 
 from torchrelay.protocol.messages.ids import JobId, NodeId, Rank
-from torchrelay.protocol.messages.orders import Order
+from torchrelay.protocol.messages.orders import Interrupts, Order
 from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.roster import Seat
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.rules.speech import (
+    Holders,
     Wiring,
+    followed,
+    holders_of,
+    interrupts,
+    is_interrupted,
     rank_orders,
     side_orders,
     stray_orders,
@@ -25,10 +31,12 @@ from torchrelay.protocol.rules.speech import (
     worker_orders,
 )
 
+K = TypeVar("K")
+V = TypeVar("V")
 NOBODY = Cluster()
 Changed = tuple[Rank, Seat | None, Seat | None]  # a seat as it was, and as it is
-Key = tuple[str, Hashable, Hashable]  # for whom: what kind it is, and its names
-STRAYS: Key = ("strays", None, None)
+Key = tuple[str, str]  # for whom, if not for the holder of a rank: what kind it is, and its name
+STRAYS: Key = ("strays", "")
 
 
 class _Frame(Struct, frozen=True):
@@ -36,6 +44,7 @@ class _Frame(Struct, frozen=True):
 
     parts: tuple[object, ...]
     wiring: Wiring | None
+    since: int  # how often all had been said again when it began
 
 
 class StandingOrders:
@@ -45,20 +54,39 @@ class StandingOrders:
         self._cluster = NOBODY
         self._frames: dict[JobId, _Frame] = {}
         self._said: dict[Key, tuple[Order, ...]] = {}
+        self._times = 0  # that all was said again
+        self._holders: dict[JobId, Holders] = {}
+        self._told: dict[JobId, dict[Rank, tuple[Order, ...] | Interrupts]] = {}
 
     def __iter__(self) -> Iterator[Order]:
         for some in self._said.values():
             yield from some
+        for told in self._told.values():
+            for rank, orders in told.items():
+                yield from alone(rank, orders)
+
+    def due(self) -> Iterator[Order]:
+        """What is to be said again: all that stands, but what the holders of a job's ranks were told since the last
+        time. In a large job that is thousands of orders, which are under way still."""
+        for some in self._said.values():
+            yield from some
+        for job, told in self._told.items():
+            if self._frames[job].since < self._times:
+                for rank, orders in told.items():
+                    yield from alone(rank, orders)
+        self._times += 1
 
     def of_node(self, node: NodeId) -> Iterator[Order]:
         """All that stands for one node."""
         there = self._cluster.on_node(node)
         keys: dict[Key, None] = {STRAYS: None}
-        keys |= {("worker", worker.worker, None): None for worker in there}
-        keys |= {("rank", worker.job, worker.rank): None for worker in there}
-        keys |= {("side", job, None): None for job in self._cluster.jobs}
+        keys |= {("worker", worker.worker): None for worker in there}
+        keys |= {("side", job): None for job in self._cluster.jobs}
         for key in keys:
             yield from (order for order in self._said.get(key, ()) if order.node == node)
+        for job, rank in dict.fromkeys((worker.job, worker.rank) for worker in there if worker.rank is not None):
+            orders = alone(rank, self._told.get(job, {}).get(rank, ()))
+            yield from (order for order in orders if order.node == node)
 
     def clear(self) -> None:
         """Nothing is to be done any more."""
@@ -73,7 +101,7 @@ class StandingOrders:
         moved: dict[JobId, set[Rank]] = {}
         rewired: set[JobId] = set()
         for worker, was, now in cluster.workers.differences(before.workers):
-            fresh += self._set(("worker", worker, None), () if now is None else worker_orders(now))
+            fresh += self._set(("worker", worker), () if now is None else worker_orders(now))
             for one in (was, now):
                 if one is not None and one.rank is not None:
                     moved.setdefault(one.job, set()).add(one.rank)
@@ -87,7 +115,7 @@ class StandingOrders:
         self, cluster: Cluster, job: Job, before: Job | None, ranks: set[Rank], rewired: bool
     ) -> list[Order]:
         name = job.spec.job
-        fresh = list(self._set(("side", name, None), side_orders(cluster, job)))
+        fresh = list(self._set(("side", name), side_orders(cluster, job)))
         if before is job and not ranks and not rewired:
             return fresh  # what changed is of another job, or a spare
         known = self._frames.get(name)
@@ -99,25 +127,51 @@ class StandingOrders:
             changed = list(job.seats.differences(before.seats))
             anew = connects and (rewired or reseated(changed))
         if anew or known is None:
-            known = self._frames[name] = _Frame(parts, wiring_of(cluster, job))
+            known = self._frames[name] = _Frame(parts, wiring_of(cluster, job), self._times)
         else:
             ranks |= {rank for rank, _, _ in changed} | {rank for rank, _ in in_need(job)}
             ranks |= {rank for rank, _, _ in job.once.differences(before.once)} if before is not None else set()
-        seats = job.seats
-        for rank, seat in seats.items() if anew else [(rank, seats[rank]) for rank in ranks & seats.keys()]:
-            fresh += self._set(("rank", name, rank), rank_orders(cluster, job, rank, seat, known.wiring))
+        told = self._told.setdefault(name, {})
+        left: Iterable[Rank] = job.seats if anew else ranks & job.seats.keys()
+        if anew and before is not None and is_interrupted(before, job):
+            every = interrupts(self._holders_of(cluster, job), job)
+            fresh += every
+            told = self._told[name] = {rank: one for one in every for rank, _ in one.holders}
+            left = [rank for rank, _ in job.seats.where(facts.is_replacement)]
+        elif anew and job.phase is JobPhase.RUNNING:
+            self._holders[name] = holders_of(cluster, job)
+        for rank in left:
+            orders = tuple(rank_orders(cluster, job, rank, job.seats[rank], known.wiring))
+            fresh += new_in(orders, alone(rank, told.get(rank, ())))
+            put(told, rank, orders)
         return fresh
+
+    def _holders_of(self, cluster: Cluster, job: Job) -> Holders:
+        known = self._holders.get(job.spec.job)
+        return holders_of(cluster, job) if known is None else followed(known, cluster, job)
 
     def _set(self, key: Key, some: Iterable[Order]) -> Iterable[Order]:
         """Put these in the place of what stood for it; what is new."""
         orders, before = tuple(some), self._said.get(key, ())
-        if orders == before:
-            return ()
-        if orders:
-            self._said[key] = orders
-        else:
-            del self._said[key]
-        return [order for order in orders if order not in before] if before else orders
+        put(self._said, key, orders)
+        return new_in(orders, before)
+
+
+def alone(rank: Rank, told: tuple[Order, ...] | Interrupts) -> tuple[Order, ...]:
+    """What was said to the holder of a rank, alone or with others."""
+    return (told.of_rank(rank),) if isinstance(told, Interrupts) else told
+
+
+def put(said: dict[K, V], key: K, some: V) -> None:
+    """Keep what stands; of nothing there is no entry."""
+    if some:
+        said[key] = some
+    else:
+        said.pop(key, None)
+
+
+def new_in(some: tuple[Order, ...], before: tuple[Order, ...]) -> Iterable[Order]:
+    return [order for order in some if order not in before] if before else some
 
 
 def frame_of(job: Job) -> tuple[object, ...]:

@@ -93,7 +93,7 @@ class Shell:
             before, self.cluster = self.cluster, advance(self.cluster, event, now, more=more)
             self.failure_detector = forget(self.failure_detector, before, self.cluster)
             self.world.heard(event, before, self.cluster)
-        fresh = self.standing.follow(self.cluster)
+        fresh = list(od.singly(self.standing.follow(self.cluster)))
         self._looked += 1
         if self._looked % self._look_every == 0:  # a look at all ranks
             self.world.checker.stands(frozenset(self.standing), orders(self.cluster))
@@ -162,7 +162,7 @@ class Shell:
             self.hear(ev.Tick())
         if self.world.now - self._repeated_ms >= REPEAT_MS:
             self._repeated_ms = self.world.now
-            self._send(self.standing)
+            self._send(self.standing.due())
         self.world.after(TICK_MS, self._tick, start)
 
     def _release(self) -> None:

@@ -13,18 +13,19 @@ and with their numbers, after every `Attached`. `Ack(seq)` says that every event
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 from msgspec import Struct
 
 from torchrelay.protocol.health.pulses import Beat
 from torchrelay.protocol.messages.events import AnyEvent, JobSpec, WorkerSeen
 from torchrelay.protocol.messages.ids import NodeId
-from torchrelay.protocol.messages.orders import AnyOrder
+from torchrelay.protocol.messages.orders import AnyOrder, Interrupts, singly
 from torchrelay.wire.messages.codec import Codec
 from torchrelay.wire.messages.pathnews import NetworkNews
 
 AGENT_PATH = "/agent"
-VERSION = 3  # of this channel; both ends must have the same
+VERSION = 4  # of this channel; both ends must have the same
 
 
 # ---------------------------------------------------------------- agent -> orchestrator
@@ -119,8 +120,12 @@ class Refused(Struct, frozen=True, tag=True, kw_only=True):
 class OrderFrame(Struct, frozen=True, tag=True):
     """Orders for this node, in the order in which they should be looked at. `lease`: of who gives them."""
 
-    orders: tuple[AnyOrder, ...]
+    orders: tuple[AnyOrder | Interrupts, ...]
     lease: int = 0
+
+    def each(self) -> Iterator[AnyOrder]:
+        """One by one, each to one worker."""
+        return cast(Iterator[AnyOrder], singly(self.orders))
 
 
 class Ack(Struct, frozen=True, tag=True):
