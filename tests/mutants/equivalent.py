@@ -89,7 +89,6 @@ EQUIVALENT: dict[str, str] = {
         "out seat.record_of(job.resume_point) is not None"
     ): UNREAD,
     "records:ask_others: without if job.rollback.point is not None or seat.record_of(job.resume_point) ...": UNREAD,
-    "records:ask_others: silent <= seat.silent_buddies by Lt": FAST,
     (
         "records:still_there: worker is None or worker.rank is None or worker.life is Life.FENCING witho"
         "ut worker.life is Life.FENCING"

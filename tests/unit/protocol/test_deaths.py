@@ -15,8 +15,8 @@ from torchrelay.api.shown import Exclusion
 from torchrelay.orchestrator.views.views import exclusion
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
-from torchrelay.protocol.messages.ids import Point, WorkerId
-from torchrelay.protocol.model.deaths import MISMATCH
+from torchrelay.protocol.messages.ids import NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.model.deaths import MISMATCH, Death, death_of, remember_death, same_death_twice
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.state import Cluster
@@ -214,3 +214,51 @@ def test_how_a_worker_ends_that_we_have_killed_says_nothing_of_the_job() -> None
     dies_of_us = ev.WorkerExited(worker=worker, node=story.cluster.workers[worker].node, signal=KILL)
     story.hear(dies_of_us)
     assert story.job.exceptions.last_code == 1
+
+
+# ---------------------------------------------------------------- one death
+
+
+def death(*points: int, coming_to: Point | None = None, **how: object) -> Death | None:
+    kept = tuple(ev.PrivateRecord(Point(point), b"") for point in points)
+    event = ev.WorkerExited(worker=WorkerId("a"), node=NodeId("node-0"), private=kept)
+    return death_of(replace(event, **how), Rank(0), "a test", coming_to)
+
+
+@pytest.mark.parametrize("number", [4, 5, 6, 7, 8, 11, 31])
+def test_what_a_process_does_to_itself_is_a_death_of_its_own(number: int) -> None:
+    found = death(3, signal=number)
+    assert found is not None
+    assert found.how == f"signal {number}"
+
+
+@pytest.mark.parametrize("how", [{"signal": 9}, {"signal": 15}, {"code": 92}, {"code": 94}, {}])
+def test_what_comes_from_outside_or_from_us_is_none(how: dict[str, Any]) -> None:
+    assert death(3, **how) is None
+
+
+def test_a_worker_has_died_at_the_newest_point_that_it_has_left() -> None:
+    found = death(3, 4, signal=ABORT)
+    assert found is not None
+    assert found.point == NEXT
+
+
+def test_one_of_the_two_must_have_trained() -> None:
+    trained, coming = death(3, signal=ABORT), death(signal=ABORT, coming_to=Point(3))
+    assert trained is not None
+    assert coming is not None
+    other, coming = replace(trained, worker=WorkerId("b")), replace(coming, worker=WorkerId("c"))
+    assert trained.same(other)
+    assert trained.same(coming)
+    assert coming.same(trained)
+    assert not coming.same(replace(coming, worker=WorkerId("d")))
+
+
+def test_of_a_job_the_last_deaths_are_remembered() -> None:
+    last: tuple[Death, ...] = ()
+    for point in range(100):
+        found = death(point, signal=ABORT)
+        assert found is not None
+        last = remember_death(last, found)
+    assert [each.point.step for each in last] == [*range(36, 100)]
+    assert same_death_twice(()) is None

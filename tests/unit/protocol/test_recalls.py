@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from tests.support.telling import JOB, Story, say
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId, Point, Rank
 from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.recovery.records import buddies_to_ask
 
 HERE, NEXT = Point(3), Point(4)
 SIGKILL = 9
@@ -50,6 +53,15 @@ def alone_on_nodes(ranks: int, spares: int = 1, **fields: int) -> Story:
     story.settle()
     story.train(HERE)
     return story
+
+
+def test_one_that_has_left_its_rank_may_have_the_record_of_another() -> None:
+    story = alone_on_nodes(3)
+    nobody = replace(story.job, keepers=())
+    left = replace(nobody.seats[Rank(1)], outgoing=story.holder(1), worker=None)
+    job = nobody.with_seat(Rank(1), left)
+    cluster = story.cluster.with_job(job)
+    assert left.outgoing in [worker.worker for _, worker in buddies_to_ask(cluster, job, Rank(2))]
 
 
 def lose_node(story: Story, rank: int) -> None:
