@@ -23,9 +23,10 @@ from torchrelay.protocol.messages.events import (
     NodeJoined,
     OnceRecorded,
     WorkerExited,
+    WorkerResumed,
     WorkerWarm,
 )
-from torchrelay.protocol.messages.ids import Rank, WorkerId
+from torchrelay.protocol.messages.ids import Generation, Rank, WorkerId
 from torchrelay.protocol.rules.cluster import EMPTY, advance, orders
 
 
@@ -170,6 +171,23 @@ def test_what_is_heard_says_since_when_it_has_waited(tmp_path: Path, monkeypatch
             ages = [event.age_ms for event in heard[0] if isinstance(event, WorkerExited)]
             assert len(ages) == 2
             assert all(2_000 <= age < 4_000 for age in ages)
+
+    run(story)
+
+
+def test_what_was_answered_before_is_acknowledged_and_not_journalled_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serving(tmp_path) as service:
+            await train(service, RecordingLink())
+            worker = next(iter(service.cluster.workers.values()))
+            assert worker.rank is not None
+            known = {"job": JOB, "generation": Generation(1), "worker": worker.worker, "rank": worker.rank}
+            before = service.journal.last_seq
+            again = WorkerResumed(**known)  # type: ignore[arg-type]
+            assert await service.put(again) == before
+            one, two, three = [service.put(event) for event in (again, warm("x"), again)]
+            assert (await one, await two, await three) == (before, before + 1, before + 1)
+            assert [entry.event for entry in entries(tmp_path)[before:]] == [warm("x")]
 
     run(story)
 

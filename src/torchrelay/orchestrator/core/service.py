@@ -24,7 +24,7 @@ from functools import partial
 from torchrelay.orchestrator.core.clock import Clock, wall_clock_ms
 from torchrelay.orchestrator.core.compaction import Compaction
 from torchrelay.orchestrator.core.rules import all_ended, refusal
-from torchrelay.orchestrator.core.traffic import AgentPort, Heard, Inbox, send_orders, settle
+from torchrelay.orchestrator.core.traffic import AgentPort, Heard, Inbox, send_orders, settle, tell, those_new
 from torchrelay.orchestrator.core.watch import Watch, listen_anew, note_beat, note_end
 from torchrelay.orchestrator.store.journal import (
     Call,
@@ -188,18 +188,17 @@ class Orchestrator:
         """Hear what has come together. If the journal does not take all of it, each is heard alone."""
         if self.degraded or self.superseded:
             self._refuse(*together)
-        elif len(together) == 1:
+        elif len(fresh := those_new(self.cluster, together)) == len(together) == 1:
             self._take_one(together[0])
         else:
             try:
                 now_s = asyncio.get_running_loop().time()
-                first = self.hear_all([heard.aged(now_s) for heard in together])
+                first = self.hear_all([heard.aged(now_s) for heard in fresh]) if fresh else self.journal.last_seq + 1
             except (Unwritable, JournalUnavailable, Superseded):
                 for heard in together:
                     self._take([heard])
                 return
-            for seq, heard in enumerate(together, first):
-                heard.told(seq)
+            tell(together, fresh, first)
 
     def _take_one(self, heard: Heard) -> None:
         try:

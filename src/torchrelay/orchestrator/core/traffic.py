@@ -13,6 +13,8 @@ from torchrelay.orchestrator.store.journal import Call
 from torchrelay.protocol.messages.events import WORKERS_TELL, Event, age_event
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.messages.orders import AnyOrder, Fence, Interrupt, Interrupts, Order
+from torchrelay.protocol.model.state import Cluster
+from torchrelay.protocol.rules.answers import is_repeated
 from torchrelay.wire.messages.channel import OrderFrame, ToAgent
 
 # Events that are heard in one go, at most.
@@ -33,6 +35,19 @@ class Heard(Struct, frozen=True):
     def aged(self, now_s: float) -> Event:
         """The event, so much later as it has waited here."""
         return age_event(self.event, round(1000 * (now_s - self.came_s)))
+
+
+def those_new(cluster: Cluster, together: list[Heard]) -> list[Heard]:
+    """Without answers that were heard before: the journal need not have them twice."""
+    return [heard for heard in together if not is_repeated(cluster, heard.event)]
+
+
+def tell(together: list[Heard], fresh: list[Heard], first: int) -> None:
+    """Tell each its number in the journal; of one that is not new, that of the event before it: so far all is there."""
+    place = 0
+    for heard in together:
+        place += place < len(fresh) and heard is fresh[place]
+        heard.told(first + place - 1)
 
 
 def settle(written: asyncio.Future[int], told: int | Exception) -> None:

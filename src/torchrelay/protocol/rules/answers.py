@@ -6,6 +6,7 @@ an outgoing worker may have the record of another rank (`record_kept`). Whoever 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import zip_longest
 
 from msgspec.structs import replace
@@ -30,6 +31,27 @@ def answering(cluster: Cluster, event: ev.Answer) -> tuple[Job, Seat] | None:
     if seat is None or seat.worker != event.worker:
         return None
     return job, seat
+
+
+# What a seat shows once it has given this answer.
+GIVEN: dict[type[ev.Event], Callable[[Seat], bool]] = {
+    ev.WorkerReported: lambda seat: seat.report is not None,
+    ev.WorkerReady: lambda seat: seat.ready,
+    ev.WorkerReconfigured: lambda seat: seat.reconfigured,
+    ev.WorkerResumed: lambda seat: seat.resumed,
+}
+
+
+def is_repeated(cluster: Cluster, event: ev.Event) -> bool:
+    """Whether an answer was heard before, so that nothing follows from it. Who is asked twice answers twice."""
+    given = GIVEN.get(type(event))
+    if given is None or not isinstance(event, ev.Answer):
+        return False
+    job = cluster.jobs.get(event.job)
+    seat = None if job is None or job.generation != event.generation else job.seats.get(event.rank)
+    if job is None or seat is None or seat.worker != event.worker:
+        return False
+    return given(seat) or (isinstance(event, ev.WorkerResumed) and job.phase is JobPhase.RUNNING)
 
 
 def worker_reported(cluster: Cluster, event: ev.WorkerReported) -> Cluster:

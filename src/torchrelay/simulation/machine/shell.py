@@ -15,6 +15,7 @@ from torchrelay.protocol.health.pulses import Beat, FailureDetector, forget, hea
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.rules.answers import is_repeated
 from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance, orders
 from torchrelay.protocol.rules.standing import StandingOrders
 from torchrelay.simulation.machine.network import Connection
@@ -129,6 +130,7 @@ class Shell:
         taken, self._inbox = self._inbox, []
         waited = [(ev.age_event(event, self.world.now - at_ms), written) for event, at_ms, written in taken]
         told = [event for event, _ in waited if isinstance(event, ev.WORKERS_TELL)]
+        told = [event for event in told if not is_repeated(self.cluster, event)]
         self._own_up()
         if told:
             self._hear_all(told)
