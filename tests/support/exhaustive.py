@@ -12,6 +12,7 @@ from tests.support.telling import JOB, answers, submitted
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import RECOVERING, Job, JobPhase
 from torchrelay.protocol.model.moves import MoveState
@@ -68,6 +69,8 @@ def check_transition(before: Cluster, happening: small.Happening, after: Cluster
     check_roster(after, job)
     check_orders(after, job)
     check_progress(after, job)
+    if (was.phase, job.phase) == (JobPhase.RESUMING, RUNNING):
+        check_resumed(was, happening.event, job)
     assert advance(after, ev.Tick(), after.now_ms) == after, "it comes to rest at once"
     assert advance(after, happening.event, after.now_ms) == after, "what is heard twice counts once"
     if isinstance(happening.event, ev.Answer):
@@ -271,12 +274,11 @@ def check_progress(cluster: Cluster, job: Job) -> None:
         case JobPhase.RECONFIGURING:
             assert all(seat.ready for seat in seats)
         case JobPhase.RESUMING | JobPhase.RUNNING:
-            wired = [seat.ready and seat.reconfigured for seat in seats]
-            assert all(wired) or (job.phase is RUNNING and not any(seat.reconfigured for seat in seats))
+            assert job.phase is RUNNING or all(seat.ready and seat.reconfigured for seat in seats)
             assert job.resume_point is None or all(seat.holds == job.resume_point for seat in seats)
             if job.phase is JobPhase.RUNNING:
                 assert job.boundary is None
-                assert all(seat.resumed and not seat.replacement for seat in seats)
+                assert not any(seat.replacement or seat.reconfigured for seat in seats)
                 assert job.open_incident is None
         case JobPhase.ENDING | JobPhase.ENDED:
             assert job.outcome is not None
@@ -288,6 +290,13 @@ def check_progress(cluster: Cluster, job: Job) -> None:
         assert job.open_incident is not None
     later = job.accounting.incidents[1:]
     assert all(incident.cause for incident in later if incident.resolution is not Resolution.OPEN)
+
+
+def check_resumed(was: Job, event: ev.Event, job: Job) -> None:
+    """Training goes on when all have said that they do, and what was answered is forgotten."""
+    last = event.rank if isinstance(event, ev.Answer) else None
+    assert all(seat.resumed or rank == last for rank, seat in was.seats.items())
+    assert not any(map(facts.has_answered, job.seats.values()))
 
 
 def check_target_point(job: Job) -> None:

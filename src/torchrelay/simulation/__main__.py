@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from typing import get_args
 
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
@@ -154,8 +155,7 @@ def required(seeds: int) -> list[str]:
         wanted += [f"fault: {kind} in {phase}" for kind, phase in places if (kind, phase) != BY_CHANCE]
         wanted += [f"fault: {kind} in {phase}" for kind in OF_MOVES for phase in HALTS]
     wanted += [f"lack: {lack}" for lack in Lack]
-    wanted += [f"order: {kind.__name__}" for kind in od.Order.__subclasses__() if kind is not od.WorkerOrder]
-    wanted += [f"order: {kind.__name__}" for kind in od.WorkerOrder.__subclasses__()]
+    wanted += [f"order: {kind.__name__}" for kind in get_args(od.AnyOrder)]
     wanted += [f"event: {kind.__name__}" for kind in (*ev.Fact.__subclasses__(), *ev.Answer.__subclasses__())]
     return [what for what in wanted if what not in NOT_SIMULATED | NOT_SMALL]
 
