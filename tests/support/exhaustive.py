@@ -69,7 +69,7 @@ def check_transition(before: Cluster, happening: small.Happening, after: Cluster
     check_roster(after, job)
     check_orders(after, job)
     check_progress(after, job)
-    if (was.phase, job.phase) == (JobPhase.RESUMING, RUNNING):
+    if was.phase in (JobPhase.RESUMING, JobPhase.RELEASING) and job.phase is RUNNING:
         check_resumed(was, happening.event, job)
     assert advance(after, ev.Tick(), after.now_ms) == after, "it comes to rest at once"
     assert advance(after, happening.event, after.now_ms) == after, "what is heard twice counts once"

@@ -140,6 +140,17 @@ def test_what_was_just_said_is_not_said_again_yet() -> None:
     assert second in set(heard.kept.due()) == set(heard.kept), "an answer makes nothing new of the rest"
 
 
+def test_in_a_large_job_it_is_said_again_once_soon_and_then_with_the_rest() -> None:
+    heard = Heard(submitted(ranks=4, spares=1))
+    heard.settle()
+    heard.story.train(Point(3))
+    heard.hear(ev.WorkerExited(worker=heard.story.holder(1), node=NodeId("node-0"), signal=SIGKILL))
+    rounds = [{type(order) for order in heard.kept.due(every=5)} for _ in range(12)]
+    asked = [number for number, kinds in enumerate(rounds, 1) if od.Interrupt in kinds]
+
+    assert asked == [2, 5, 10]
+
+
 def test_of_an_answer_only_what_it_changes_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = Heard(submitted(ranks=LARGE, spares=1))
     heard.settle()

@@ -98,8 +98,12 @@ class AgentConnection:
             return
         if self._transport.get_write_buffer_size() > MAX_UNREAD:
             self.close("it does not read what it is sent")
-        else:
+            self._transport.abort()  # it would not read the end either
+            return
+        try:
             self._transport.write(as_binary(encode(message)))
+        except WireError as error:
+            self.close(str(error))
 
     def acknowledge(self, seq: int) -> None:
         """This event and those before it are in the journal. What is written in one go is acknowledged in one."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -54,7 +55,7 @@ RESTLESS_S = 0.1  # between ticks while something is under way
 CALM_S = 0.5
 LONG_S = 0.02  # of work at a time: meanwhile sockets fill
 READING_TURNS = 4  # of the event loop, until what lies in the sockets has come to whom it is for
-# Between attempts to write a journal that fails, and repetitions of orders (or a beat, if that is longer).
+# Between attempts to write a journal that fails, and repetitions of orders (later ones with a beat, if that is longer).
 REPEAT_S = 1.0
 RETURN_S = 5.0  # how long the clock is held after a start, for the agents to come back
 SHUTDOWN_S = 15.0  # how long agents may take to end their workers
@@ -447,9 +448,9 @@ class Orchestrator:
     def _repeat(self) -> None:
         """Say everything again that still holds: messages may be lost, and agents come back."""
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._repeated_s >= max(REPEAT_S, self.failure_detector.beat_ms / 1000):
+        if now_s - self._repeated_s >= REPEAT_S:
             self._repeated_s = now_s
-            self._send(self.standing.due())
+            self._send(self.standing.due(math.ceil(self.failure_detector.beat_ms / 1000 / REPEAT_S)))
 
     def remind(self, connection: AgentPort) -> None:
         """Say to one agent what holds now."""

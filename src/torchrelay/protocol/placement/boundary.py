@@ -48,10 +48,28 @@ def begin_generation(job: Job) -> Job:
     seats = job.seats
     if seats.count(facts.has_answered) > FEW:
         seats = Table((rank, fresh(seat)) for rank, seat in seats.items())
-    for rank, seat in tuple(seats.where(facts.has_answered)):
-        seats = seats.put(rank, fresh(seat))
+    else:
+        for rank, seat in tuple(seats.where(facts.has_answered)):
+            seats = seats.put(rank, fresh(seat))
     job = replace(job, seats=seats, generation=Generation(job.generation + 1))
     return job.with_exceptions(broken=None)
+
+
+def settled(job: Job) -> Job:
+    """The job when all train: nobody is a replacement any more, and what was answered is done with.
+
+    So the next generation finds nothing to forget or to count: everybody waits then to be told.
+    """
+    seats = Table((rank, trains(seat, job.generation)) for rank, seat in job.seats.items())
+    return replace(job, seats=seats.counted(*facts.ASKED_OF_A_FAULT, by=facts.shard_of))
+
+
+def trains(seat: Seat, generation: Generation) -> Seat:
+    """The seat of a holder that trains, and has begun to in this generation if it is a replacement."""
+    seat = fresh(seat)
+    if seat.replacement:
+        return replace(seat, replacement=False, resumed_in=generation, distrusted=frozenset())
+    return replace(seat, distrusted=frozenset()) if seat.distrusted else seat
 
 
 # ---------------------------------------------------------------- quiesce
@@ -224,7 +242,7 @@ def finish_release(cluster: Cluster, job: Job) -> Cluster | None:
     """When everybody has gone on: it was no interruption. None if that takes too long."""
     now = cluster.now_ms
     if is_complete(job):
-        job = enter_next(replace(job, boundary=None), now, "training, as before")
+        job = enter_next(replace(settled(job), boundary=None), now, "training, as before")
         return cluster.with_job(job.close(Resolution.CALLED_OFF, now, eligible=False))
     return None if now - job.phase_ms >= job.spec.reconfigure_ms else cluster
 

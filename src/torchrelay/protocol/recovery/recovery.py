@@ -16,7 +16,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, WorkerId
+from torchrelay.protocol.messages.ids import START, Point, Rank, WorkerId
 from torchrelay.protocol.messages.orders import Verdict
 from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import Fault, Mark, Resolution
@@ -29,9 +29,9 @@ from torchrelay.protocol.placement.boundary import (
     finish_halt,
     finish_move,
     finish_release,
-    fresh,
     release_outgoing_workers,
     set_boundary,
+    settled,
 )
 from torchrelay.protocol.placement.policy import (
     DYING_MS,
@@ -445,17 +445,6 @@ def try_again(cluster: Cluster, job: Job, reason: str) -> Cluster:
 # ---------------------------------------------------------------- resume
 
 
-def settled(seat: Seat, generation: Generation) -> Seat:
-    """The holder trains: it is no replacement any more, and what it has answered is done with.
-
-    So the next generation finds nothing to forget, in which everybody waits to be told.
-    """
-    seat = fresh(seat)
-    if seat.replacement:
-        return replace(seat, replacement=False, resumed_in=generation, distrusted=frozenset())
-    return replace(seat, distrusted=frozenset()) if seat.distrusted else seat
-
-
 def resume(cluster: Cluster, job: Job) -> Cluster:
     """When everybody trains again the incident is closed; not if a connection has broken meanwhile."""
     now = cluster.now_ms
@@ -465,11 +454,9 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
         if now - job.phase_ms >= job.spec.reconfigure_ms:
             return try_again(cluster, job, "not everybody resumed in time")
         return cluster
-    seats = Table((rank, settled(seat, job.generation)) for rank, seat in job.seats.items())
-    seats = seats.counted(*facts.ASKED_OF_A_FAULT, by=facts.shard_of)
     # What was raised in the wake of this fault, and did not end its worker, is settled by now.
     raised = tuple(entry for entry in job.exceptions.raised if entry.fatal)
-    job = replace(job, seats=seats).with_exceptions(raised=raised)
+    job = settled(job).with_exceptions(raised=raised)
     why = "training" if job.resume_point is None else f"training on after {job.resume_point}"
     incident = job.open_incident
     rolled_back = incident is not None and incident.lost

@@ -266,7 +266,7 @@ def say_interrupt(one: Holder) -> Order | None:
     )
 
 
-def is_interrupted(before: Job, job: Job) -> bool:
+def begins_with_interrupts(before: Job, job: Job) -> bool:
     """Whether a generation begins in which all holders are asked to stop, and nothing else."""
     alone = PHASES[job.phase].holders == (Interrupt,) and not job.signals.fresh and job.stop is None
     return alone and job.generation > before.generation

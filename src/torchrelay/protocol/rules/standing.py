@@ -20,10 +20,10 @@ from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.rules.speech import (
     Holders,
     Wiring,
+    begins_with_interrupts,
     followed,
     holders_of,
     interrupts,
-    is_interrupted,
     rank_orders,
     side_orders,
     stray_orders,
@@ -44,7 +44,7 @@ class _Frame(Struct, frozen=True):
 
     parts: tuple[object, ...]
     wiring: Wiring | None
-    since: int  # how often all had been said again when it began
+    round: int  # the one in which it began, see `due`
 
 
 class StandingOrders:
@@ -54,7 +54,7 @@ class StandingOrders:
         self._cluster = NOBODY
         self._frames: dict[JobId, _Frame] = {}
         self._said: dict[Key, tuple[Order, ...]] = {}
-        self._times = 0  # that all was said again
+        self._round = 0  # how often it was asked what is to be said again
         self._holders: dict[JobId, Holders] = {}
         self._told: dict[JobId, dict[Rank, tuple[Order, ...] | Interrupts]] = {}
 
@@ -63,18 +63,23 @@ class StandingOrders:
             yield from some
         for told in self._told.values():
             for rank, orders in told.items():
-                yield from alone(rank, orders)
+                yield from said_to(rank, orders)
 
-    def due(self) -> Iterator[Order]:
-        """What is to be said again: all that stands, but what the holders of a job's ranks were told since the last
-        time. In a large job that is thousands of orders, which are under way still."""
-        for some in self._said.values():
-            yield from some
+    def due(self, every: int = 1) -> list[Order]:
+        """What is to be said again; asked in equal times, `every` how many of which lie between two repetitions.
+
+        What the holders of a job's ranks are asked in a phase is said again when it was said one to two such times
+        ago, so that it is under way no more, and then with the rest: an order that was lost is not missed for long.
+        """
+        self._round += 1
+        found: list[Order] = []
+        if self._round % every == 0:
+            found += [order for some in self._said.values() for order in some]
         for job, told in self._told.items():
-            if self._frames[job].since < self._times:
-                for rank, orders in told.items():
-                    yield from alone(rank, orders)
-        self._times += 1
+            age = self._round - self._frames[job].round
+            if age == 2 or (age > 2 and age % every == 0):
+                found += [order for rank, orders in told.items() for order in said_to(rank, orders)]
+        return found
 
     def of_node(self, node: NodeId) -> Iterator[Order]:
         """All that stands for one node."""
@@ -85,7 +90,7 @@ class StandingOrders:
         for key in keys:
             yield from (order for order in self._said.get(key, ()) if order.node == node)
         for job, rank in dict.fromkeys((worker.job, worker.rank) for worker in there if worker.rank is not None):
-            orders = alone(rank, self._told.get(job, {}).get(rank, ()))
+            orders = said_to(rank, self._told.get(job, {}).get(rank, ()))
             yield from (order for order in orders if order.node == node)
 
     def clear(self) -> None:
@@ -127,13 +132,13 @@ class StandingOrders:
             changed = list(job.seats.differences(before.seats))
             anew = connects and (rewired or reseated(changed))
         if anew or known is None:
-            known = self._frames[name] = _Frame(parts, wiring_of(cluster, job), self._times)
+            known = self._frames[name] = _Frame(parts, wiring_of(cluster, job), self._round)
         else:
             ranks |= {rank for rank, _, _ in changed} | {rank for rank, _ in in_need(job)}
             ranks |= {rank for rank, _, _ in job.once.differences(before.once)} if before is not None else set()
         told = self._told.setdefault(name, {})
         left: Iterable[Rank] = job.seats if anew else ranks & job.seats.keys()
-        if anew and before is not None and is_interrupted(before, job):
+        if anew and before is not None and begins_with_interrupts(before, job):
             every = interrupts(self._holders_of(cluster, job), job)
             fresh += every
             told = self._told[name] = {rank: one for one in every for rank, _ in one.holders}
@@ -142,7 +147,7 @@ class StandingOrders:
             self._holders[name] = holders_of(cluster, job)
         for rank in left:
             orders = tuple(rank_orders(cluster, job, rank, job.seats[rank], known.wiring))
-            fresh += new_in(orders, alone(rank, told.get(rank, ())))
+            fresh += new_in(orders, said_to(rank, told.get(rank, ())))
             put(told, rank, orders)
         return fresh
 
@@ -157,7 +162,7 @@ class StandingOrders:
         return new_in(orders, before)
 
 
-def alone(rank: Rank, told: tuple[Order, ...] | Interrupts) -> tuple[Order, ...]:
+def said_to(rank: Rank, told: tuple[Order, ...] | Interrupts) -> tuple[Order, ...]:
     """What was said to the holder of a rank, alone or with others."""
     return (told.of_rank(rank),) if isinstance(told, Interrupts) else told
 
