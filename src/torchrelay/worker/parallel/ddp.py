@@ -19,6 +19,7 @@ from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import FakeWork
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -80,6 +81,11 @@ def find(model: torch.nn.Module) -> list[DistributedDataParallel]:
     for ddp in found:
         _remember(ddp)
     return found
+
+
+def has_group(ddp: DistributedDataParallel) -> bool:
+    """Whether its process group still is one. Wrappers of a group that was destroyed lie about until collected."""
+    return ddp.process_group in c10d._world.pg_map
 
 
 # ---------------------------------------------------------------- what we refuse

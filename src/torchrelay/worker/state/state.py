@@ -403,6 +403,7 @@ def _living_ddps() -> list[DistributedDataParallel]:
     """
     # By type(), not isinstance(): asking a lazy proxy for its class could import half the world.
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
+    found = [wrapper for wrapper in found if ddp.has_group(wrapper)]
     return sorted(found, key=lambda wrapper: [(name, tuple(one.shape)) for name, one in wrapper.named_parameters()])
 
 

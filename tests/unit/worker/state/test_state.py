@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.carrying import Script, carry
+from tests.support.probing import free_port
 from tests.support.state import left_as_found  # noqa: F401  a fixture
 from torchrelay.errors import StateMismatchError
+from torchrelay.worker.state import layout
 from torchrelay.worker.state.state import State
 from torchrelay.worker.state.withheld import give_back
 from torchrelay.worker.tensors import memory
@@ -264,3 +269,20 @@ def test_zeros_look_like_torchs_own(tensor: torch.Tensor) -> None:
     assert (made.dtype, made.shape, made.stride()) == (expected.dtype, expected.shape, expected.stride())
     made += 1
     assert torch.equal(made, torch.ones_like(tensor))
+
+
+@pytest.mark.timeout(60)
+def test_a_wrapper_whose_group_was_destroyed_is_none_of_the_state() -> None:
+    """Nobody names the wrappers where functions save and load: those of a former group are still in memory."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1")
+    kept = []
+    for _ in range(2):
+        os.environ["MASTER_PORT"] = str(free_port("127.0.0.1"))
+        dist.init_process_group("gloo")
+        kept.append(DistributedDataParallel(nn.Linear(2, 2)))
+        state = State(save=kept[-1].state_dict, load=kept[-1].load_state_dict)
+        try:
+            assert [one for one in state.ddps() if one in kept] == kept[-1:]
+            assert layout.blind(state, None) is None
+        finally:
+            dist.destroy_process_group()
