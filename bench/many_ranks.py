@@ -2,12 +2,14 @@
 
     make bench NAME=many_ranks
 
-cpu_ms_8, cpu_ms_48   CPU time of a surviving rank from the SIGKILL of another one until all have resumed: what is left
-                      of its step, the recovery, and the beginning of the step made again (mean of the survivors,
-                      median of the kills). Steps mostly sleep
-growth                the latter over the former
-gloo_ms_8, gloo_ms_48 of that, what plain PyTorch takes to make a Gloo group: each rank connects to each other
-growth_beside_gloo    growth of what is left without that
+recovery_ms_8, recovery_ms_48   CPU time of a rank's process from where it stops until it goes on (mean of the
+                                ranks, median of the kills)
+growth                          the latter over the former
+gloo_ms_8, gloo_ms_48           what plain PyTorch takes to make, use and end a Gloo group: each rank connects to each
+                                other, and every recovery needs one
+growth_beside_gloo              growth of what is left without that
+cpu_ms_8, cpu_ms_48             CPU time of a surviving rank from the SIGKILL until all have resumed: with what is left
+                                of its step, and the beginning of the step made again. Steps mostly sleep
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class Job:
         words = [sys.executable, "-m", "torchrelay.cli.main", "run", "--nodes", str(ranks // EACH)]
         words += ["--nproc-per-node", str(EACH), "--spares", "1", "--slot-faults", "0", "--quiet"]
         words += ["--run-dir", str(self.run_dir), str(HERE / "many_ranks_worker.py")]
-        self.process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.notes = folder / f"notes-{ranks}"
+        more = {"OMP_NUM_THREADS": "1", "MANY_RANKS_NOTES": str(self.notes)}
+        self.process = subprocess.Popen(words, env={**os.environ, **more})
 
     @property
     def client(self) -> Client:
@@ -87,17 +91,22 @@ class Job:
         """Of each rank's worker."""
         return {row.rank: row.pid for row in self.client.view_ranks().ranks if row.rank is not None and row.pid}
 
-    def kill(self, rank: int) -> float:
-        """SIGKILL one; the CPU time in ms that each of the others uses until all have resumed."""
+    def stops(self) -> list[float]:
+        """What each survivor of each kill so far has used."""
+        return [float(line) for line in self.notes.read_text().split()] if self.notes.exists() else []
+
+    def kill(self, rank: int) -> tuple[float, float]:
+        """SIGKILL one; the CPU time in ms that each of the others uses while it stops, and until all have resumed."""
         client, generation, before = self.client, self.client.job().generation, self.pids()
         survivors = [pid for one, pid in before.items() if one != rank]
+        known = len(self.stops())
         first = {pid: cpu_ms(pid) for pid in survivors}
         os.kill(before[rank], signal.SIGKILL)
         wait_for("the job's recovery", lambda: resumed(client, generation + 1), 60)
         used = mean(cpu_ms(pid) - first[pid] for pid in survivors)
         wait_for("a calm job", lambda: self.trains(generation + 1), 120)
         time.sleep(PEACE_S)
-        return used
+        return mean(self.stops()[known:]), used
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -108,7 +117,7 @@ class Job:
             self.process.wait()
 
 
-def measure(folder: Path, ranks: int, kills: int) -> list[float]:
+def measure(folder: Path, ranks: int, kills: int) -> list[tuple[float, float]]:
     job = Job(folder, ranks)
     try:
         progress(f"{ranks} ranks: start")
@@ -139,13 +148,15 @@ def main() -> None:
         found = {ranks: measure(folder, ranks, options.kills) for ranks in options.sizes}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    figures: dict[str, object] = {f"cpu_ms_{ranks}": median(each) for ranks, each in found.items()}
-    few, many = (median(found[ranks]) for ranks in (options.sizes[0], options.sizes[-1]))
+    stopped = {ranks: median(each for each, _ in some) for ranks, some in found.items()}
     plain = {ranks: gloo_ms(ranks) for ranks in options.sizes}
+    few, many = options.sizes[0], options.sizes[-1]
+    figures: dict[str, object] = {f"recovery_ms_{ranks}": cost for ranks, cost in stopped.items()}
+    figures["growth"] = stopped[many] / stopped[few]
     figures |= {f"gloo_ms_{ranks}": cost for ranks, cost in plain.items()}
-    figures["growth"] = many / few
-    figures["growth_beside_gloo"] = (many - plain[options.sizes[-1]]) / (few - plain[options.sizes[0]])
-    finish("many_ranks", figures, kills={str(ranks): each for ranks, each in found.items()})
+    figures["growth_beside_gloo"] = (stopped[many] - plain[many]) / (stopped[few] - plain[few])
+    figures |= {f"cpu_ms_{ranks}": median(each for _, each in some) for ranks, some in found.items()}
+    finish("many_ranks", figures, kills={str(ranks): some for ranks, some in found.items()})
 
 
 if __name__ == "__main__":
