@@ -32,6 +32,7 @@ EQUIVALENT: dict[str, str] = {
         "answers:record_kept: job is None or seat is None or ward is None or (event.worker not in... wit"
         "hout job is None"
     ): "without a job there is no seat; it is said for the types",
+    "standing:StandingOrders.of_node: for all, not if worker.rank is not None": NOBODY,
     "cluster:module: 10000 to 20001": "a bound that no sound core comes near",
     "ending:spend_targets: move is None or job.phase is not JobPhase.HALTING without move is None": (
         "a move has asked for the boundary; it is said for the types"

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+import msgspec
+
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Rank
 from torchrelay.protocol.model.job import JobPhase
@@ -345,16 +347,28 @@ def say(world: Struck, event: ev.Event) -> bool:
     return True
 
 
+def in_the_midst(world: Struck, event: ev.Event, tries: int = 400) -> None:
+    """Say it when all are being asked to stop for a move, or stand there."""
+    if world.phase in (JobPhase.QUIESCING, JobPhase.HALTING):
+        say(world, event)
+    elif tries and not world.over:
+        world.after(5, in_the_midst, world, event, tries - 1)
+
+
 def move(world: Struck, strike: Strike) -> bool:
-    """One rank or two, to a certain node or anywhere."""
+    """One rank or two, to a certain node or anywhere; it may be withdrawn, or another node be named, in the midst."""
     count = 2 if strike.kind is FaultKind.MOVE_TWO else 1
     ranks = tuple(Rank((strike.rank + step) % world.script.ranks) for step in range(count))
     to = world.chance.choice((None, None, *world.machines)) if strike.kind is not FaultKind.MOVE_TWO else None
     world.checker.disturbed = True
     asked = ev.MoveAsked(job=JOB, ranks=ranks, to=to, reason="maintenance", source="operator")
     if strike.kind is FaultKind.MOVE_AND_BACK:
+        elsewhere = msgspec.structs.replace(asked, to=world.chance.choice(tuple(world.machines)))
         back = ev.MoveWithdrawn(job=JOB, ranks=ranks, source="operator")
-        world.after(world.chance.randint(0, 600), say, world, back)
+        if world.chance.randint(0, 1):
+            world.after(world.chance.randint(0, 600), say, world, back)
+        else:
+            in_the_midst(world, elsewhere)
     return say(world, asked)
 
 

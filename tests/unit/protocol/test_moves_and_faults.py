@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.migration import asked, cleared, cut_over, halting, on_nodes, preparing, tainted
 from tests.support.telling import running, say, training
 from torchrelay.protocol.health.failure_detector import judge
@@ -88,6 +90,27 @@ def test_who_thinks_of_another_node_is_moved_there() -> None:
     story.settle()
     assert story.cluster.workers[story.holder(1)].node == "node-2"
     assert (story.move.state, story.move.tries) == (MoveState.DONE, 0)
+
+
+@pytest.mark.parametrize("asks", [(od.StartWorker, od.Assign), (od.StartWorker, od.Assign, od.Halt)])
+def test_who_thinks_of_another_node_while_all_are_stopped_connects_nobody_anew_for_nothing(
+    asks: tuple[type[od.Order], ...],
+) -> None:
+    story = on_nodes(3, 2, nproc_per_node=2, spares=2)
+    story.hear(asked(1, to="node-1"))
+    for kind in asks:
+        story.answer((kind,))
+    assert story.job.phase is (JobPhase.HALTING if od.Halt in asks else JobPhase.QUIESCING)
+    generation = story.job.generation
+    story.hear(asked(1, to="node-2"))
+    assert (story.job.phase, story.job.generation) == (JobPhase.RELEASING, generation)
+    story.settle()
+    assert (story.job.phase, story.job.moving.cutovers) == (JobPhase.RUNNING, ())
+    story.train(Point(4))
+    story.wait(2_000)
+    story.settle()
+    assert story.cluster.workers[story.holder(1)].node == "node-2"
+    assert (story.move.state, story.move.tries, len(story.job.moving.cutovers)) == (MoveState.DONE, 0, 1)
 
 
 def test_a_place_that_is_about_to_fail_goes_before_a_plan_that_is_being_prepared() -> None:

@@ -8,7 +8,7 @@ from tests.support.migration import SIGKILL
 from tests.support.telling import JOB, Story, answers, running, submitted
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
-from torchrelay.protocol.messages.ids import NodeId, Point, Rank
+from torchrelay.protocol.messages.ids import NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.table import SMALL
 from torchrelay.protocol.rules.cluster import orders
@@ -151,6 +151,15 @@ def test_in_a_large_job_it_is_said_again_once_soon_and_then_with_the_rest() -> N
     assert asked == [2, 5, 10]
 
 
+def test_what_agents_are_to_do_is_said_again_with_each_repetition() -> None:
+    kept = StandingOrders()
+    fresh = kept.follow(submitted(ranks=2, spares=1).cluster)
+    starts = {order for order in fresh if isinstance(order, od.StartWorker)}
+    rounds = [set(kept.due(every=3)) for _ in range(7)]
+    assert len(starts) == 3
+    assert [number for number, some in enumerate(rounds, 1) if starts <= some] == [3, 6]
+
+
 def test_of_an_answer_only_what_it_changes_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = Heard(submitted(ranks=LARGE, spares=1))
     heard.settle()
@@ -185,3 +194,18 @@ def test_survivors_are_not_asked_anew_because_the_job_waits_for_a_spare() -> Non
     assert "waiting for one" in story.job.why
     assert all(order.reason.endswith("where they stand (ended by signal 9)") for order in asked)
     assert {order for order in story.orders() if isinstance(order, od.Interrupt)} == asked
+
+
+def test_one_agent_is_told_all_that_concerns_its_node_and_nothing_else() -> None:
+    story = Story()
+    for number in range(3):
+        story.hear(ev.NodeJoined(node=NodeId(f"node-{number}"), incarnation="a", slots=2))
+    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=2, nproc_per_node=1, nodes=2, spares=2)))
+    heard = Heard(story)
+    heard.settle()
+    story.train(Point(3))
+    stranger = ev.WorkerSeen(worker=WorkerId("stranger"), slot=1, pid=9)
+    heard.hear(ev.NodeJoined(node=NodeId("node-2"), incarnation="b", slots=2, workers=(stranger,)))
+    assert [type(order) for order in heard.kept.of_node(NodeId("node-2"))].count(od.Fence) >= 1
+    heard.hear(ev.MoveAsked(job=JOB, ranks=(Rank(0), Rank(1)), reason="a test", source="a test"))
+    heard.settle()

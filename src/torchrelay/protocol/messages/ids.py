@@ -12,7 +12,8 @@ NodeId = NewType("NodeId", str)
 # One life of one worker process. Never used again: a process started anew has a new id.
 WorkerId = NewType("WorkerId", str)
 Rank = NewType("Rank", int)
-# The number of a job's wiring. Generation 0 is "not wired yet"; it only grows.
+# Grows by one whenever all ranks are asked anew where they stand, or to stop; a job starts in generation 1. What was
+# said in an earlier one counts no more.
 Generation = NewType("Generation", int)
 
 

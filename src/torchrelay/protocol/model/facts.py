@@ -37,7 +37,7 @@ def has_not_reported(seat: Seat) -> bool:
     return seat.report is None
 
 
-# Of all seats, as soon as a rank is lost. Survivors wait meanwhile.
+# Asked of all seats as soon as a rank is lost, while the survivors wait.
 ASKED_OF_A_FAULT = (has_answered, has_not_reported, is_vacant, is_replacement)
 
 
@@ -84,10 +84,6 @@ def shard_of(seat: Seat) -> str:
 
 
 # ---------------------------------------------------------------- of workers
-
-
-def is_starting(worker: Worker) -> bool:
-    return worker.life is Life.STARTING
 
 
 def is_fencing(worker: Worker) -> bool:

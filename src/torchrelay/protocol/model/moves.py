@@ -2,7 +2,8 @@
 
 `rules/migration` decides which ranks should move and prepares their targets, `placement/boundary` stops the job and
 cuts over, `recovery/ending` is where a fault comes in between. A move that is stopped in vain goes back to PREPARING
-and is tried again (`boundary.in_vain`, `call_off`); one that is given up is closed (`migration.abandon`, `give_up`).
+and is tried again (`boundary.in_vain`, `call_off`). One that is not to go on is closed (`migration.abandon`); what it
+was to do then rests for a while (`boundary.give_up`).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class MoveState(StrEnum):
     STOPPING = "stopping"  # all are on the way to the boundary
     CUT_OVER = "cut over"  # the targets hold their ranks
     DONE = "done"
-    CALLED_OFF = "called off"  # not wanted any more, or frozen; the outgoing workers went on
-    RECOVERED = "recovered"  # a fault came first: the ranks that had to move were moved by its recovery
+    CALLED_OFF = "called off"  # not wanted any more, frozen, or the job began anew or ended
+    RECOVERED = "recovered"  # a fault came first: its recovery has moved ranks that were to move
     FAILED = "failed"  # tried too often
 
 

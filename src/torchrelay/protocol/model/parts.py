@@ -80,7 +80,7 @@ class Accounting(Struct, frozen=True):
 
 
 class PassedOn(Struct, frozen=True):
-    """A signal for all ranks, the how manieth of this job, and when it was asked for."""
+    """A signal for all ranks: which signal, its number among those of the job, and when it was asked for."""
 
     number: int
     nth: int

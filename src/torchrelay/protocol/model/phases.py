@@ -7,13 +7,16 @@ generation.
 
 The loss of a holder leaves the table's path (`ending.react`):
 
-    before the first wiring            all start again: STARTING
+    until the first wiring is done     all start again: STARTING
     in FINISHING and later             nothing: the job is over
     a replacement that is not ready    AGREEING, PREPARING: the next spare takes its place
     nobody has reported yet            AGREEING: nothing more, all are being asked
-    else                               AGREEING in a new generation; under a freeze the job falls back
+    under a freeze                     RUNNING, and before a cutover: the job falls back
+    else                               AGREEING in a new generation
 
-A move that is called off before its cutover ends in RELEASING; what it was worth is in `MoveState`.
+A seat without a holder owes no report, nor does a replacement that took its rank in this generation: AGREEING is over
+when nobody owes one (`recovery.owes_report`). A move that is called off before its cutover ends in RELEASING; how a
+move ended is in `MoveState`.
 """
 
 from __future__ import annotations

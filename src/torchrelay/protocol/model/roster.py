@@ -66,7 +66,7 @@ class Seat(Struct, frozen=True, gc=False):
     worker: WorkerId | None = None
     assigned_in: Generation = Generation(0)  # in which it took the rank as a replacement
     assigned_ms: int = 0
-    replacement: bool = False  # holds no state until it is restored
+    replacement: bool = False  # has taken the rank from another, until all train: holds no state until it is restored
     resumed_in: Generation = Generation(0)  # in which this holder began to train, if it took the rank from another
     joined: bool = False
     shard: str = ""  # which part of the state it holds; unknown until a holder has joined

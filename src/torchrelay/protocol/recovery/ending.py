@@ -54,7 +54,7 @@ def lose_worker(
             seat = replace(seat, ended_ms=cluster.now_ms)
         if rank is not None:
             seat = replace(seat, place=(known.node, known.slot))
-        # To take the job for one that has committed nothing would be to begin anew, and not to say so.
+        # Its record could not be read, but it had joined: the job has trained, and must not silently begin anew.
         job = job.with_attempts(trained=job.attempts.trained or (unread and seat.joined))
         job = job.with_seat(known.rank, keep_private(seat, private))
         cluster = cluster.with_job(job)

@@ -398,7 +398,7 @@ def reconfigure(cluster: Cluster, job: Job) -> Cluster:
     """When everybody is connected and holds the state: resume. Otherwise mind the deadlines and the sources."""
     now = cluster.now_ms
     if is_complete(job):
-        # No rank has gone on yet, and none needs the outgoing workers any more: all that are there have what they have.
+        # No rank has gone on yet, and none needs the outgoing workers any more: every rank holds its state.
         job = enter_next(note_keepers(cluster, job), now, "all connected and restored")
         return release_outgoing_workers(cluster, job)
     for rank, seat in job.seats.where(facts.is_not_restored):

@@ -350,8 +350,9 @@ def tend(cluster: Cluster, job: Job, move: Move) -> Cluster | None:
         worker = cluster.workers.get(target)
         to = wanted[rank].to if rank in wanted else None
         if worker is not None and to not in (None, worker.node):  # an operator has thought of another node
-            move = replace(move, targets=move.targets.drop(rank), to=move.to.put(rank, to))
-            return keep_move(cluster.fence(target), job, move.tell(cluster.now_ms, f"rank {rank} is to go to {to}"))
+            why = f"rank {rank} is to go to {to}"
+            move = replace(move, targets=move.targets.drop(rank), to=move.to.put(rank, to)).tell(cluster.now_ms, why)
+            return without_target(keep_move(cluster.fence(target), job, move), job.spec.job, why)
         if worker is None or worker.life is Life.FENCING:
             return lost_target(cluster, job, move, rank, f"target {target} of rank {rank} is lost")
         if worker.brought is not None and job.phase is JobPhase.RUNNING:
@@ -423,10 +424,14 @@ def narrow(cluster: Cluster, job: Job, move: Move, still: tuple[Rank, ...], gone
     unwanted = set(gone) - set(lost)
     kept = Table((rank, who) for rank, who in move.outgoing_workers.items() if rank not in unwanted)
     move = replace(move, ranks=still, outgoing_workers=kept)
-    cluster = keep_move(cluster, job, move.tell(cluster.now_ms, told))
-    job = cluster.jobs[job.spec.job]
+    return without_target(keep_move(cluster, job, move.tell(cluster.now_ms, told)), job.spec.job, text)
+
+
+def without_target(cluster: Cluster, job_id: JobId, why: str) -> Cluster:
+    """A target was let go. If all are being asked to stop, that is called off: the move lacks what it stops for."""
+    job = cluster.jobs[job_id]
     if job.phase in (JobPhase.QUIESCING, JobPhase.HALTING):
-        return call_off(cluster, job, text, MoveState.PREPARING)
+        return call_off(cluster, job, why, MoveState.PREPARING)
     return cluster
 
 
@@ -437,9 +442,7 @@ def lost_target(cluster: Cluster, job: Job, move: Move, rank: Rank, why: str) ->
     job = cluster.jobs[job.spec.job]
     if move.tries >= TRIES:
         return abandon(cluster, job, move, MoveState.FAILED, f"given up after {move.tries} tries: {why}")
-    if job.phase in (JobPhase.QUIESCING, JobPhase.HALTING):
-        return call_off(cluster, job, why, MoveState.PREPARING)
-    return cluster
+    return without_target(cluster, job.spec.job, why)
 
 
 def abandon(cluster: Cluster, job: Job, move: Move, state: MoveState, why: str) -> Cluster:

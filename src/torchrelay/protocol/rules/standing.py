@@ -66,10 +66,10 @@ class StandingOrders:
                 yield from said_to(rank, orders)
 
     def due(self, every: int = 1) -> list[Order]:
-        """What is to be said again; asked in equal times, `every` how many of which lie between two repetitions.
+        """The orders to repeat now. Called at a fixed interval, of which `every` lie between two repetitions.
 
-        What the holders of a job's ranks are asked in a phase is said again when it was said one to two such times
-        ago, so that it is under way no more, and then with the rest: an order that was lost is not missed for long.
+        What a phase asks of the holders of ranks is not repeated at once, as it is still under way. It is repeated one
+        to two intervals after it was said, so that a lost order costs little time, and after that with the rest.
         """
         self._round += 1
         found: list[Order] = []
@@ -77,7 +77,7 @@ class StandingOrders:
             found += [order for some in self._said.values() for order in some]
         for job, told in self._told.items():
             age = self._round - self._frames[job].round
-            if age == 2 or (age > 2 and age % every == 0):
+            if age == 2 or (age > 1 and age % every == 0):
                 found += [order for rank, orders in told.items() for order in said_to(rank, orders)]
         return found
 

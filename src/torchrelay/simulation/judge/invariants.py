@@ -79,6 +79,7 @@ class Checker:
 
     def requests(self, event: ev.Event, was: Job, now: Job) -> None:
         """What operators have asked for, before and after an event that the orchestrator has heard."""
+        self.cut_over(was, now)
         withdrawn = event.ranks if isinstance(event, ev.MoveWithdrawn) else ()
         for rank, request in was.moving.requests.items():
             kept = now.moving.requests.get(rank)
@@ -87,6 +88,14 @@ class Checker:
                     self.fail(f"rank {rank} is to move, and that is asked of {kept.worker}, which does not hold it")
             elif rank not in withdrawn and not self.world.over:
                 self.settled(now, rank, request)
+
+    def cut_over(self, was: Job, now: Job) -> None:
+        """All were connected anew for a move: then a rank of it has changed hands."""
+        before, after = was.open_move, now.open_move
+        if before is None or after is None or (before.state, after.state) != (MoveState.STOPPING, MoveState.CUT_OVER):
+            return
+        if not any(now.seats[rank].worker != was.seats[rank].worker for rank in after.ranks):
+            self.fail(f"all are connected anew for {after.name}, and nobody has moved")
 
     def settled(self, job: Job, rank: Rank, request: Request) -> None:
         """A request is not kept any more: a move tells why, and unless it was given up, the rank is where wanted."""
