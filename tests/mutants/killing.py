@@ -203,7 +203,14 @@ KILLERS: dict[str, Callable[[], None]] = {
 }
 
 
-OF_DETECTION = ("failure_detector", "pulses", "silence", "stalls", "table", "wait_for_graph")
+# Who is asked first, where it is not the quickest that knows the module.
+FIRST = {
+    **dict.fromkeys(
+        ("failure_detector", "pulses", "silence", "silent_nodes", "stalls", "table", "wait_for_graph"),
+        "failure_detector",
+    ),
+    "standing": "many ranks",
+}
 
 
 def killer_of(mutant: Mutant | None) -> str:
@@ -212,7 +219,7 @@ def killer_of(mutant: Mutant | None) -> str:
         sys.meta_path.insert(
             0, Finder(f"torchrelay.protocol.{path_of(mutant.module).parent.name}.{mutant.module}", mutant.tree())
         )
-    first = ["failure_detector"] if mutant is not None and mutant.module in OF_DETECTION else []
+    first = [FIRST[mutant.module]] if mutant is not None and mutant.module in FIRST else []
     for name in [*first, *(each for each in KILLERS if each not in first)]:
         try:
             KILLERS[name]()
