@@ -6,7 +6,7 @@ healthy worker or agent says to an order; transcripts, exhaustive worlds and pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import Struct
@@ -108,6 +108,17 @@ class Story:
             before = self.cluster
             self.answer()
             if self.cluster == before:
+                return
+        raise AssertionError("healthy workers never come to rest")
+
+    def settle_by(self, hear: Callable[[ev.Event], None]) -> None:
+        """The same, with each answer heard by somebody who passes it on."""
+        for _ in range(50):
+            todo = self.orders()
+            for order in todo:
+                for event in answers(order, self.stands):
+                    hear(event)
+            if not todo:
                 return
         raise AssertionError("healthy workers never come to rest")
 

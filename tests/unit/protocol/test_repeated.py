@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.support.telling import Story, answers, submitted
+from tests.support.telling import Story, submitted
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Generation, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.model.job import JobPhase
@@ -35,14 +35,7 @@ class Repeating:
                 assert advance(self.story.cluster, answer, now) == self.story.cluster, "nothing follows from it"
 
     def settle(self) -> None:
-        for _ in range(50):
-            todo = self.story.orders()
-            if not todo:
-                return
-            for order in todo:
-                for event in answers(order, self.story.stands):
-                    self.hear(event)
-        raise AssertionError("healthy workers never come to rest")
+        self.story.settle_by(self.hear)
 
 
 def test_nothing_follows_from_an_answer_that_is_said_again() -> None:

@@ -42,13 +42,7 @@ class Heard:
             self.look()
 
     def settle(self) -> None:
-        for _ in range(50):
-            todo = self.story.orders()
-            if not todo:
-                return
-            for order in todo:
-                self.hear(*answers(order, self.story.stands))
-        raise AssertionError("healthy workers never come to rest")
+        self.story.settle_by(self.hear)
 
 
 def phase_of(heard: Heard) -> JobPhase:
