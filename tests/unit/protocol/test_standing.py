@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import FrameType
+
 import pytest
 
 from tests.support.migration import SIGKILL
@@ -9,6 +13,7 @@ from tests.support.telling import JOB, Story, answers, running, submitted
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.table import SMALL
 from torchrelay.protocol.rules.cluster import orders
@@ -203,3 +208,30 @@ def test_one_agent_is_told_all_that_concerns_its_node_and_nothing_else() -> None
     assert [type(order) for order in heard.kept.of_node(NodeId("node-2"))].count(od.Fence) >= 1
     heard.hear(ev.MoveAsked(job=JOB, ranks=(Rank(0), Rank(1)), reason="a test", source="a test"))
     heard.settle()
+
+
+def test_a_loss_in_a_large_job_is_told_to_all_without_a_look_at_every_seat() -> None:
+    """All survivors wait for it: what is asked of every seat was counted, and whom to tell found out, before."""
+    story = submitted(ranks=10 * LARGE, spares=1)
+    kept = StandingOrders()
+    kept.follow(story.cluster)
+    while story.job.phase is not JobPhase.RUNNING:
+        story.answer()
+        kept.follow(story.cluster)
+    story.train(Point(3))
+    facts_of = Path(facts.__file__).name
+    asked = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal asked
+        asked += event == "call" and Path(frame.f_code.co_filename).name == facts_of
+
+    event = ev.WorkerExited(worker=story.holder(5), node=NodeId("node-0"), signal=SIGKILL)
+    sys.setprofile(count)
+    try:
+        story.hear(event)
+        fresh = kept.follow(story.cluster)
+    finally:
+        sys.setprofile(None)
+    assert sum(len(order.holders) for order in fresh if isinstance(order, od.Interrupts)) == 10 * LARGE - 1
+    assert asked < LARGE

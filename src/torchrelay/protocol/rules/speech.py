@@ -290,7 +290,8 @@ def holders_of(cluster: Cluster, job: Job) -> Holders:
     for worker in cluster.workers.values():
         if worker.rank is not None and worker.job == job.spec.job and is_asked(seats[worker.rank], worker):
             found.setdefault(worker.node, []).append((worker.rank, worker.worker))
-    return Holders(cluster.workers, job.seats, {node: tuple(some) for node, some in found.items()})
+    workers = cluster.workers.counted(by=facts.node_of)  # nodes on which something changes are looked at, see `followed`
+    return Holders(workers, job.seats, {node: tuple(some) for node, some in found.items()})
 
 
 def followed(holders: Holders, cluster: Cluster, job: Job) -> Holders:
