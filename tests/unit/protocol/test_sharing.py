@@ -12,10 +12,11 @@ from tests.support.sharing import back, crowded, holder_of, lost, place, spread
 from tests.support.telling import JOB, Story, running, say, training
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
-from torchrelay.protocol.messages.ids import NodeId, Rank
+from torchrelay.protocol.messages.ids import NodeId, Rank, WorkerId
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.moves import MoveState
 from torchrelay.protocol.placement.policy import DYING_MS
+from torchrelay.protocol.recovery.placing import free_slots
 from torchrelay.protocol.recovery.sharing import (
     CRAMPED_BUDGET,
     is_shared,
@@ -53,6 +54,15 @@ def test_without_leave_to_share_the_job_waits_for_a_spare() -> None:
     story = shrunk(ranks_per_slot=1)
     assert (story.job.phase, story.job.seats[Rank(1)].worker) == (JobPhase.PREPARING, None)
     assert not any(worker.guest for worker in story.cluster.workers.values())
+
+
+def test_a_slot_is_free_though_its_node_has_as_many_workers_as_slots() -> None:
+    story = on_nodes(2, 2, nproc_per_node=1, nodes=2)
+    before = free_slots(story.cluster, story.job)
+    worker = story.cluster.workers[story.holder(1)]
+    guest = replace(worker, worker=WorkerId("guest"), rank=None, guest=True)
+    assert (worker.node, 1) in before
+    assert free_slots(story.cluster.with_worker(guest), story.job) == before
 
 
 def test_the_agent_is_told_that_others_run_in_the_slot() -> None:

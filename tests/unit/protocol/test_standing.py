@@ -8,13 +8,14 @@ from types import FrameType
 
 import pytest
 
-from tests.support.migration import SIGKILL
+from tests.support.migration import SIGKILL, asked, on_nodes
 from tests.support.telling import JOB, Story, answers, running, submitted
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.moves import MoveState
 from torchrelay.protocol.model.table import SMALL
 from torchrelay.protocol.rules.cluster import orders
 from torchrelay.protocol.rules.speech import rank_orders
@@ -193,6 +194,20 @@ def test_survivors_are_not_asked_anew_because_the_job_waits_for_a_spare() -> Non
     assert "waiting for one" in story.job.why
     assert all(order.reason.endswith("where they stand (ended by signal 9)") for order in asked)
     assert {order for order in story.orders() if isinstance(order, od.Interrupt)} == asked
+
+
+def test_one_that_has_left_its_rank_in_a_move_is_not_asked_when_another_is_lost_then() -> None:
+    heard = Heard(on_nodes(4, 1, nproc_per_node=1, spares=2))
+    heard.hear(asked(1, to="node-3"))
+    left = heard.story.holder(1)
+    for kind in (od.StartWorker, od.Assign, od.Halt, od.Decide, od.Replay):
+        for order in [order for order in heard.story.orders() if isinstance(order, kind)]:
+            heard.hear(*answers(order, heard.story.stands))
+    assert (heard.story.move.state, heard.story.job.phase) == (MoveState.CUT_OVER, JobPhase.RECONFIGURING)
+    heard.hear(ev.WorkerExited(worker=heard.story.holder(0), node=NodeId("node-0"), signal=SIGKILL))
+    interrupted = [order.worker for order in heard.story.orders() if isinstance(order, od.Interrupt)]
+    assert left in heard.story.cluster.workers
+    assert left not in interrupted
 
 
 def test_one_agent_is_told_all_that_concerns_its_node_and_nothing_else() -> None:

@@ -185,7 +185,7 @@ def worker_finished(cluster: Cluster, event: ev.WorkerFinished) -> Cluster:
     if found is None:
         return cluster
     job, seat = found
-    if not seat.resumed and job.phase is not JobPhase.RUNNING:  # there all have, and it is not remembered
+    if not seat.resumed:
         job = job.mark_last(Mark.RESUMED, job.moment(cluster.now_ms))
     job = job.with_seat(
         event.rank, replace(seat, finished=True, resumed=True, ended_at=event.point, checksum=event.held)
