@@ -290,7 +290,7 @@ def holders_of(cluster: Cluster, job: Job) -> Holders:
     for worker in cluster.workers.values():
         if worker.rank is not None and worker.job == job.spec.job and is_asked(seats[worker.rank], worker):
             found.setdefault(worker.node, []).append((worker.rank, worker.worker))
-    workers = cluster.workers.counted(by=facts.node_of)  # nodes on which something changes are looked at, see `followed`
+    workers = cluster.workers.counted(by=facts.node_of)  # `followed` looks at some of the nodes
     return Holders(workers, job.seats, {node: tuple(some) for node, some in found.items()})
 
 
