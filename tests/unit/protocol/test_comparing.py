@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from msgspec import structs
 from msgspec.structs import replace
@@ -148,7 +150,7 @@ def test_it_is_told_twice_and_done_once(story: Story) -> None:
     assert story.cluster == before
 
 
-def finish(story: Story, *held: str, shards: str = "aaa", points: str = "888") -> None:
+def finish(story: Story, *held: str, shards: Sequence[str] = "aaa", points: str = "888") -> None:
     """Each rank's script ends, with what it holds then."""
     for rank, what in enumerate(held):
         seat = story.job.seats[Rank(rank)]
@@ -196,6 +198,15 @@ def test_replicas_that_end_with_other_parameters_end_the_job(held: tuple[str, ..
     assert (story.job.outcome.code, story.job.phase) == (91, JobPhase.ENDING)
     assert story.job.outcome.reason.startswith(words)
     assert story.job.accounting.incidents[-1].faults[-1].detector == DETECTOR
+
+
+def test_of_ranks_whose_joining_is_heard_late_nobody_says_that_they_are_replicas(story: Story) -> None:
+    """Which shard they hold is not known yet: it is not the same because of that."""
+    for rank in (0, 2):
+        seat = replace(story.job.seats[Rank(rank)], joined=False)
+        story.cluster = story.cluster.with_job(story.job.with_seat(Rank(rank), seat))
+    finish(story, "x", "y", "z", shards=("", "a", ""))
+    assert story.job.phase is JobPhase.FINISHING
 
 
 def test_a_replacement_of_a_rank_that_had_finished_tells_its_own(story: Story) -> None:

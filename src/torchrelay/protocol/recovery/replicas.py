@@ -63,7 +63,9 @@ def differing_at_the_end(seats: Iterable[tuple[Rank, Seat]]) -> str:
     What a script has changed itself after its last step is not told, nor what nobody had to compare.
     """
     verdict = judge_replicas(
-        (rank, f"{seat.shard} at {seat.ended_at}", seat.checksum) for rank, seat in seats if seat.checksum
+        (rank, f"{seat.shard} at {seat.ended_at}", seat.checksum)
+        for rank, seat in seats
+        if seat.checksum and seat.joined  # what one holds that has not joined, as far as is heard, is not known
     )
     named = verdict.doubtful or verdict.differing
     if not named:
