@@ -12,7 +12,7 @@ from tests.support.failure_detector import JOB, NOW, RANKS, SPARE, Ward, ahead, 
 from torchrelay.protocol.health.failure_detector import ASTRAY_MS, LEAST_STILL_MS, judge, patience
 from torchrelay.protocol.health.pulses import BEAT_MS, FRESH_MS, FailureDetector, Pulse, Sample, feel, forget
 from torchrelay.protocol.messages import events as ev
-from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.roster import Life
 from torchrelay.protocol.model.table import Table
@@ -251,6 +251,29 @@ def test_of_those_that_hang_while_all_train_the_one_that_has_stood_longest_is_lo
     recovers = replace(ward.cluster.jobs[JOB], phase=JobPhase.AGREEING)
     both = judge(ward.failure_detector, ward.cluster.with_job(recovers), ward.now_ms)
     assert len(both) == 2, "in a recovery each is in the way"
+
+
+@pytest.mark.parametrize("later", [1, 2])
+@pytest.mark.parametrize("ahead", ["collectives", "groups", "point"])
+def test_the_one_that_is_behind_is_lost_before_the_one_that_has_stood_longest(later: int, ahead: str) -> None:
+    """Who has begun more waits in it for one that has not, though it may have come there first."""
+    ward = Ward()
+    ward.step()
+    ward.set(3 - later, elsewhere=5)
+    ward.live(500)
+    ward.set(later, elsewhere=5)
+    for rank in (1, 2):
+        ward.set(rank, process="T")
+    sample = ward.samples[Rank(1)]
+    further: dict[str, object] = {
+        "collectives": sample.collectives + 1,
+        "groups": (("others", 1),),
+        "point": (sample.point or START).after_step(),
+    }
+    ward.set(1, **{ahead: further[ahead]})
+    ward.live(8_000)
+    found = judge(ward.failure_detector, ward.cluster, ward.now_ms)
+    assert [one.worker for one in found if isinstance(one, ev.WorkerHung)] == [ward.samples[Rank(2)].worker]
 
 
 def test_nobody_is_stuck_at_an_safepoint_or_before_all_were_told_where_to_go_or_for_want_of_time() -> None:

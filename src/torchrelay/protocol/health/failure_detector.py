@@ -35,7 +35,7 @@ from torchrelay.protocol.health.silent_nodes import SilentNodes
 from torchrelay.protocol.health.stalls import Spot, Stalled, find_parting
 from torchrelay.protocol.health.wait_for_graph import DEFAULT, Position, Wait, WaitForGraph
 from torchrelay.protocol.messages.events import Event, NodeLost, PointCommitted, WorkerHung, WorkerRaised
-from torchrelay.protocol.messages.ids import START, JobId, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.ids import START, JobId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.model.job import BEFORE_CUTOVER, RECOVERING, TRAINING, Job, JobPhase
 from torchrelay.protocol.model.roster import Life, Seat
 from torchrelay.protocol.model.state import Cluster
@@ -123,8 +123,10 @@ def judge(failure_detector: FailureDetector, cluster: Cluster, now_ms: int) -> t
 def judge_workers(
     failure_detector: FailureDetector, cluster: Cluster, companies: dict[JobId, Company], now_ms: int
 ) -> list[WorkerHung]:
-    """Who hangs. Of a job that trains only the one that has stood longest: others may have waited for it, and will say
-    where they stand as soon as it is lost."""
+    """Who hangs. Of a job that trains only one: the furthest behind, and of several the one that has stood longest.
+
+    Others may have waited for it, and will say where they stand as soon as it is lost.
+    """
     found: dict[JobId, list[WorkerHung]] = {}
     for worker in cluster.workers.values():
         pulse = failure_detector.pulses.get(worker.worker)
@@ -136,8 +138,14 @@ def judge_workers(
             found.setdefault(worker.job, []).append(hung)
     for name, some in found.items():
         if companies[name].job.phase in TRAINING:
-            found[name] = [max(some, key=lambda hung: hung.age_ms)]
+            found[name] = [min(some, key=lambda hung: (begun(failure_detector.pulses[hung.worker]), -hung.age_ms))]
     return [hung for some in found.values() for hung in some]
+
+
+def begun(pulse: Pulse) -> tuple[Point, int]:
+    """How far a worker has come: who waits in a collective has begun it, and the one that it waits for has not."""
+    sample = pulse.sample
+    return sample.point or START, sample.collectives + sum(dict(sample.groups or ()).values())
 
 
 def anybody_still(failure_detector: FailureDetector, cluster: Cluster) -> bool:

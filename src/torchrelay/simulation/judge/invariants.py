@@ -236,7 +236,7 @@ class Checker:
             self.node_gone(machine)
 
     def node_gone(self, machine: Machine) -> None:
-        self.node_was_lost = True
+        self.node_was_lost = self.disturbed = True  # also with workers that were only to start there
         self.going.append(machine)
         if self.unheld:
             self.weigh_snapshots()
