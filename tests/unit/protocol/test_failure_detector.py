@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.failure_detector import JOB, NOW, RANKS, SPARE, Ward, ahead, cluster, evidence, pulse
-from torchrelay.protocol.health.failure_detector import ASTRAY_MS, LEAST_STILL_MS, judge, patience
+from torchrelay.protocol.health.failure_detector import ASTRAY_MS, LEAST_STILL_MS, begun, judge, patience
 from torchrelay.protocol.health.pulses import BEAT_MS, FRESH_MS, FailureDetector, Pulse, Sample, feel, forget
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, WorkerId, WorkerPhase
@@ -254,7 +254,7 @@ def test_of_those_that_hang_while_all_train_the_one_that_has_stood_longest_is_lo
 
 
 @pytest.mark.parametrize("later", [1, 2])
-@pytest.mark.parametrize("ahead", ["collectives", "groups", "point"])
+@pytest.mark.parametrize("ahead", ["groups", "point"])
 def test_the_one_that_is_behind_is_lost_before_the_one_that_has_stood_longest(later: int, ahead: str) -> None:
     """Who has begun more waits in it for one that has not, though it may have come there first."""
     ward = Ward()
@@ -266,7 +266,6 @@ def test_the_one_that_is_behind_is_lost_before_the_one_that_has_stood_longest(la
         ward.set(rank, process="T")
     sample = ward.samples[Rank(1)]
     further: dict[str, object] = {
-        "collectives": sample.collectives + 1,
         "groups": (("others", 1),),
         "point": (sample.point or START).after_step(),
     }
@@ -274,6 +273,14 @@ def test_the_one_that_is_behind_is_lost_before_the_one_that_has_stood_longest(la
     ward.live(8_000)
     found = judge(ward.failure_detector, ward.cluster, ward.now_ms)
     assert [one.worker for one in found if isinstance(one, ev.WorkerHung)] == [ward.samples[Rank(2)].worker]
+
+
+def test_who_has_begun_more_collectives_is_further_in_the_same_step() -> None:
+    here = pulse()
+    one = replace(here, sample=replace(here.sample, collectives=here.sample.collectives + 1))
+    two = replace(here, sample=replace(here.sample, groups=(("others", 1), ("more", 1))))
+    later = replace(here, sample=replace(here.sample, point=(here.sample.point or START).after_step()))
+    assert begun(here) < begun(one) < begun(two) < begun(later)
 
 
 def test_nobody_is_stuck_at_an_safepoint_or_before_all_were_told_where_to_go_or_for_want_of_time() -> None:
