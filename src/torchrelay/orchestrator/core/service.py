@@ -138,7 +138,7 @@ class Orchestrator:
                     heard = await self._inbox.get()
             except TimeoutError:
                 heard = None
-            if self.clock.held and not self.degraded and self._agents_are_back():
+            if self.clock.held and not (self.degraded or self._watch.still) and self._agents_are_back():
                 self.clock.release()
                 self._listen_anew(self.clock.now_ms())
             if self.degraded:
@@ -282,9 +282,10 @@ class Orchestrator:
         """What follows from time alone: who is silent, what is due; and what must be said again."""
         if self.degraded:
             return
-        now = self.clock.now_ms()
         try:
             self.journal.check_lease()
+            self.failure_detector = self._watch.mind_silence(self.failure_detector, self.cluster, self.clock)
+            now = self.clock.now_ms()
             if not self.clock.held:  # in the end it is one gap
                 self._own_up()
             if now - self._kept_ms >= KEEP_TIME_MS:

@@ -6,18 +6,31 @@ than that: what the orchestrator does at rest stays the same.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from torchrelay.orchestrator.core.clock import Clock
 from torchrelay.orchestrator.core.traffic import AgentPort
 from torchrelay.orchestrator.store.journal import Reached
+from torchrelay.protocol.health.deafness import ALL_SILENT_MS, DEAF_MS, Deafness, is_deaf
 from torchrelay.protocol.health.failure_detector import judge
-from torchrelay.protocol.health.pulses import BEAT_MS, Beat, FailureDetector, forget_strangers, hear, pace_ms
+from torchrelay.protocol.health.pulses import (
+    BEAT_MS,
+    Beat,
+    FailureDetector,
+    after_silence,
+    forget_strangers,
+    hear,
+    pace_ms,
+)
 from torchrelay.protocol.messages.events import Event, WorkerExited
 from torchrelay.protocol.model.facts import is_alive
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.wire.messages.channel import Pace
+
+log = logging.getLogger("torchrelay.orchestrator")
 
 
 class Watch:
@@ -25,6 +38,32 @@ class Watch:
 
     def __init__(self) -> None:
         self._judged_ms: int | None = None
+        self._deafness = Deafness()
+
+    @property
+    def still(self) -> bool:
+        """Whether the clock is held because nobody is heard."""
+        return self._deafness.still
+
+    def mind_silence(self, failure_detector: FailureDetector, cluster: Cluster, clock: Clock) -> FailureDetector:
+        """Hold the clock while nobody is heard, and release it when somebody is."""
+        before = self._deafness
+        if clock.held and not before.still:
+            return failure_detector  # for another reason
+        now = clock.now_ms()
+        passed = now + clock.left_out_ms()
+        self._deafness = before.look(is_deaf(failure_detector, cluster, now), passed)
+        if before.since_ms is None:
+            if self._deafness.still:
+                log.warning("no node has been heard for %g s: until one is, no deadline passes", ALL_SILENT_MS / 1000)
+                clock.hold()
+        elif not self._deafness.still:
+            clock.release()
+            if self._deafness.spent:
+                log.warning("no node has been heard for %g s: time goes on", DEAF_MS / 1000)
+                return failure_detector
+            return after_silence(failure_detector, passed - before.since_ms + ALL_SILENT_MS, now)
+        return failure_detector
 
     def set_pace(
         self, failure_detector: FailureDetector, cluster: Cluster, agents: Iterable[AgentPort]

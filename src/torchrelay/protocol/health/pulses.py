@@ -113,7 +113,12 @@ def end_deafness(failure_detector: FailureDetector, now_ms: int) -> FailureDetec
         return failure_detector
     if gap < min((rhythm.limit_ms() for rhythm in failure_detector.rhythms.values()), default=LEAST_SILENCE_MS):
         return failure_detector
-    rhythms = Table((node, rhythm.note(gap, now_ms)) for node, rhythm in failure_detector.rhythms.items())
+    return after_silence(failure_detector, gap, now_ms)
+
+
+def after_silence(failure_detector: FailureDetector, gap_ms: int, now_ms: int) -> FailureDetector:
+    """Nobody was heard for so long, and now one is: for all of them silence counts from now."""
+    rhythms = Table((node, rhythm.note(gap_ms, now_ms)) for node, rhythm in failure_detector.rhythms.items())
     heard = Table((key, now_ms) for key in failure_detector.heard)
     return replace(failure_detector, heard=heard, rhythms=rhythms, newest_ms=now_ms)
 

@@ -8,9 +8,8 @@ It counts from its last beat, or from when a rank on another node last committed
 this one, whichever is later: each gate needs all ranks, so whoever passes one proves that the silent node's workers
 live, and that only its agent cannot be heard. (Steps longer than the limit prove nothing in time.)
 
-If all nodes are silent at once, it is the orchestrator that hears nothing (its network, or the one machine is busy),
-and nobody could take over anyway: none is lost before 60 s. When the first is heard again, the silence counts as a gap
-between the beats of each: the others have up to 30 s from then to come back.
+If all nodes are silent at once, it is the orchestrator that hears nothing: see `deafness`. When the first is heard
+again, the silence counts as a gap between the beats of each: the others have up to 30 s from then to come back.
 """
 
 from __future__ import annotations
@@ -68,9 +67,9 @@ class Silence(Struct, frozen=True):
 
     def __str__(self) -> str:
         """For people: "silent for 12.0 s, but its ranks train on"."""
+        if self.all_silent:  # and the time stands still
+            return "silent, and so are all: it may be the orchestrator that hears nothing"
         told = f"silent for {self.silent_ms / 1000:.1f} s"
-        if self.all_silent:
-            return f"{told}, and so are all: it may be the orchestrator that hears nothing"
         if self.advanced_ms is not None and self.lost_in_ms > 0:
             return f"{told}, but its ranks train on"
         return f"{told} (limit {self.limit_ms / 1000:.1f} s)"

@@ -5,16 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 from heapq import nlargest
 
+from torchrelay.protocol.health.deafness import is_deaf
 from torchrelay.protocol.health.pulses import FailureDetector
 from torchrelay.protocol.health.silence import Rhythm, Silence
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.job import TRAINING, Job
 from torchrelay.protocol.model.roster import Node
 from torchrelay.protocol.model.state import Cluster
-
-# If all are silent for so long, nobody is lost before they have been for this long.
-ALL_SILENT_MS = 2_000
-DEAF_MS = 60_000
 
 
 class SilentNodes:
@@ -32,17 +29,14 @@ class SilentNodes:
         limit = rhythm.limit_ms(self._failure_detector.beat_ms)
         proof = self._last_proof(node.node)
         proof = proof if proof is not None and proof > heard else None
-        deaf = self.all_silent
-        until = max(heard + limit, (proof or 0) + limit, heard + DEAF_MS if deaf else 0)
+        until = max(heard, proof or 0) + limit
         proved = None if proof is None else self._now_ms - proof
-        return Silence(node.node, self._now_ms - heard, limit, max(0, until - self._now_ms), proved, deaf)
+        return Silence(node.node, self._now_ms - heard, limit, max(0, until - self._now_ms), proved, self.all_silent)
 
     @cached_property
     def all_silent(self) -> bool:
         """Whether no living node has been heard of late."""
-        heard = self._failure_detector.heard
-        living = [heard.get((node.node, node.incarnation)) for node in self._cluster.nodes.values() if node.alive]
-        return all(since is not None and self._now_ms - since >= ALL_SILENT_MS for since in living)
+        return is_deaf(self._failure_detector, self._cluster, self._now_ms)
 
     def _last_proof(self, node: NodeId) -> int | None:
         """When ranks on other nodes last passed a gate of a running job that has ranks on this node."""

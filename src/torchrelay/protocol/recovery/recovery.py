@@ -182,6 +182,7 @@ def agree(cluster: Cluster, job: Job) -> Cluster:
     ):
         return cluster  # with their ends it is told which snapshots are on their nodes
     if point is None:
+        job = replace(job, resume_point=furthest(job))  # nobody is left to say how far all have come
         return go_back(cluster, job, f"every rank that held state is lost{last_of(job)}")
     if point == START:
         return start_again(cluster, job, "nothing was committed yet")
@@ -205,6 +206,12 @@ def last_of(job: Job) -> str:
 def left_records(job: Job) -> bool:
     """Whether a lost rank had committed anything."""
     return any(record.point > START for seat in job.seats.values() for record in seat.private)
+
+
+def furthest(job: Job) -> Point:
+    """The furthest point of which anything is known: the last resume point, or what lost ranks left since."""
+    left = (record.point for seat in job.seats.values() for record in seat.private)
+    return max(job.resume_point or START, max(left, default=START))
 
 
 def unable(seat: Seat, point: Point) -> str:

@@ -48,7 +48,7 @@ class Checker:
         self.deaths: Counter[tuple[NodeId, int]] = Counter()
         self.hit_before_commit: set[int] = set()  # when
         self.resumed_from: dict[int, Point] = {}  # restarts -> the newest point resumed from
-        self.raised_at: set[tuple[str, Point | None]] = set()
+        self.exited_at: set[tuple[Rank | None, Point]] = set()
         self.replacements: set[WorkerId] = set()
         self.differing: Counter[Rank] = Counter()
         self.once: dict[Rank, bytes] = {}  # what each rank's first holder recorded
@@ -234,6 +234,9 @@ class Checker:
         short = {FaultKind.AGENT, FaultKind.SPLIT, FaultKind.DEAF, FaultKind.ORCHESTRATOR}
         if sum(strike.kind in short for strike in self.world.plan.strikes) > 1:
             self.node_gone(machine)
+        elif machine in self.going:  # cut off from the orchestrator alone, its workers have gone on until now
+            self.orphan(machine)
+            self.weigh_records()
 
     def node_gone(self, machine: Machine) -> None:
         self.node_was_lost = self.disturbed = True  # also with workers that were only to start there
@@ -242,13 +245,17 @@ class Checker:
             self.weigh_snapshots()
         # It is lost twice: for its peers at once, and again when its silence has lasted too long.
         self.hit_before_commit.add(self.world.now + 1)
+        self.orphan(machine)
+        for process in list(machine.processes.values()):
+            self.gone(process.id, "its node")
+
+    def orphan(self, machine: Machine) -> None:
+        """The ranks that are held there lose their pages with the node."""
         for process in list(machine.processes.values()):
             training = process.training
             target = training.prepared and training.committed is None
             if process.rank is not None and process.id not in self.fenced and training.joined and not target:
                 self.orphans[process.rank] = process
-        for process in list(machine.processes.values()):
-            self.gone(process.id, "its node")
 
     def raised(self, worker: WorkerId, kind: str, signature: str) -> None:
         """A worker raises, and ends of it."""
@@ -259,6 +266,15 @@ class Checker:
             self.causes.add(Cause.REFUSED)
         elif self.world.script.error is not None and signature.startswith("error in call"):
             self.causes.add(Cause.SCRIPT)
+
+    def exits(self, worker: WorkerId) -> None:
+        """A worker ends by itself, with a code. Twice at the same point nobody can tell it from the script's own end."""
+        self.gone(worker, "exits")
+        process = self.world.processes[worker]
+        place = process.rank, max((record.point for record in process.records()), default=START)
+        if place in self.exited_at:
+            self.causes.add(Cause.SCRIPT)
+        self.exited_at.add(place)
 
     def damaged(self, target: Rank) -> None:
         """What arrives at a target is damaged. Who delivers so once is not asked again in the same incident."""

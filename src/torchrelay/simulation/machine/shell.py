@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
+from torchrelay.protocol.health.deafness import ALL_SILENT_MS, Deafness, is_deaf
 from torchrelay.protocol.health.failure_detector import judge
-from torchrelay.protocol.health.pulses import Beat, FailureDetector, forget, hear
+from torchrelay.protocol.health.pulses import Beat, FailureDetector, after_silence, forget, hear
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId
@@ -65,6 +66,7 @@ class Shell:
         self._behind_ms = 0  # time that was left out
         self._told_ms = 0  # of it, what the ledger knows
         self._held_ms: int | None = None  # since when the clock is held
+        self._deafness = Deafness()
         self._repeated_ms = 0
         self._inbox: list[tuple[ev.Event, int, Callable[[], None]]] = []  # with the time of arrival
         self._busy = Random(world.plan.seed ^ 0x10AD)  # apart, so that chance elsewhere stays what it was
@@ -155,6 +157,7 @@ class Shell:
         if start != self.starts or not self.up:
             return
         self._release()
+        self._mind_silence()
         now = self.now_ms
         found = judge(self.failure_detector, self.cluster, now)
         if found:
@@ -169,14 +172,32 @@ class Shell:
 
     def _release(self) -> None:
         """Let the clock go on when all agents are back, or had their time."""
-        if self._held_ms is None:
+        if self._held_ms is None or self._deafness.still:
             return
         missing = [name for name, node in self.cluster.nodes.items() if node.alive and name not in self.links]
         if missing and self.world.now - self._held_ms < RETURN_MS:
             return
-        self._behind_ms += self.world.now - self._held_ms
-        self._held_ms = None
+        self._go_on(self._held_ms)
         self._listen_anew()
+
+    def _go_on(self, held_ms: int) -> None:
+        self._behind_ms += self.world.now - held_ms
+        self._held_ms = None
+
+    def _mind_silence(self) -> None:
+        """Hold the clock while nobody is heard."""
+        before = self._deafness
+        if self._held_ms is not None and not before.still:
+            return  # for another reason
+        now = self.now_ms
+        self._deafness = before.look(is_deaf(self.failure_detector, self.cluster, now), self.world.now)
+        if before.since_ms is None:
+            self._held_ms = self._deafness.since_ms
+        elif not self._deafness.still:
+            self._go_on(before.since_ms)
+            if not self._deafness.spent:
+                gap_ms = self.world.now - before.since_ms + ALL_SILENT_MS
+                self.failure_detector = after_silence(self.failure_detector, gap_ms, now)
 
     def _listen_anew(self) -> None:
         for node in self.cluster.nodes.values():
@@ -238,7 +259,7 @@ class Shell:
         last_ms = self.journal[-1][1] if self.journal else 0
         self._behind_ms = self.world.now - last_ms
         self._told_ms = sum(event.ms for event, _, _ in self.journal if isinstance(event, ev.TimeLeftOut))
-        self._held_ms = self.world.now
+        self._held_ms, self._deafness = self.world.now, Deafness()
         self.up = True
         self.starts += 1
         self._listen_anew()

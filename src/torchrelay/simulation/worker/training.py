@@ -190,10 +190,22 @@ class Training(Safepoint):
         for kind in list(self.answers):
             self.repeat(kind)
 
+    @property
+    def takes_over(self) -> bool:
+        """Whether it comes to a rank that others have held: the options of the start come with the state."""
+        return self.prepared or (self.assigned is not None and self.assigned.replacement)
+
     def say_joined(self) -> None:
         rank = self.rank
         self.process.say(
-            ev.WorkerJoined(worker=self.process.id, job=self.process.job, rank=rank, shard=self.script.shards[rank])
+            ev.WorkerJoined(
+                worker=self.process.id,
+                job=self.process.job,
+                rank=rank,
+                shard=self.script.shards[rank],
+                snapshot_every=None if self.takes_over else self.world.plan.snapshots,
+                snapshot_buddies=self.world.plan.buddies,
+            )
         )
 
     def answer(self, kind: type[od.Order], event: ev.Event) -> None:
@@ -451,7 +463,7 @@ class Training(Safepoint):
     def misbehave(self) -> None:
         """Exit or raise, if a fault says so."""
         if self.will_exit:
-            self.world.checker.gone(self.process.id, "exits")
+            self.world.checker.exits(self.process.id)
             raise Exit(3, "os._exit(3)")
         if self.will_raise:
             signature, self.will_raise = self.will_raise, ""
