@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from torchrelay.protocol.messages import events as ev
-from torchrelay.protocol.messages.ids import Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.ids import START, Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.messages.orders import Restore, Source
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import Job, JobPhase
@@ -31,7 +31,7 @@ from torchrelay.simulation.model.plans import JOB, Lack, On, Plan, draw, enlarge
 from torchrelay.simulation.model.snapshot_store import Shot
 from torchrelay.simulation.ports import Got
 from torchrelay.simulation.worker.processes import Process
-from torchrelay.simulation.worker.training import Training
+from torchrelay.simulation.worker.training import EXIT_CODE, Training
 from torchrelay.simulation.worker.wiring import Wiring
 
 CALM_BOUND_MS = 150_000  # after the faults have ceased, every job has ended within this time
@@ -131,15 +131,18 @@ class World:
             self.checker.given_up(self.machines[event.node])
         was, now = before.jobs.get(JOB), after.jobs.get(JOB)
         assert now is not None, "the job was submitted"
-        old, new = None if was is None else was.attempts, now.attempts
-        if old is not None and (old.starts, old.restarts) != (new.starts, new.restarts):
+        new = now.attempts
+        old = new if was is None or now.phase is not JobPhase.STARTING else was.attempts
+        if (old.starts, old.restarts) != (new.starts, new.restarts):
             self.checker.once.clear()  # all begin anew, and do again what was done once
+            self.checker.furthest = START
         if isinstance(event, ev.OnceRecorded) and event.restarts == now.attempts.restarts:
             self.checker.once.setdefault(event.rank, event.value)
         check_dates(self, event, after.now_ms, was, now)
         self.seen(f"event: {type(event).__name__} in {now.phase}")
         if was is not None:
             self.checker.requests(event, was, now)
+            self.checker.goes_back(was, now)
         if self.story is not None and not isinstance(event, ev.Tick):
             self.tell(f"   heard {short(event)}")
         if was is not None and was.open_move is not None and now.open_move is None:
@@ -363,13 +366,15 @@ def _judge_failure(checker: Checker, code: int, reason: str) -> None:
         case c if c == NO_SPARE:
             just = Cause.UNDYING in causes or checker.node_was_lost or not spare_capacity
         case c if c == NO_STATE:
-            just = bool(causes - {Cause.SCRIPT, Cause.REFUSED, Cause.CANCELLED})
+            just = bool(causes - {Cause.SCRIPT, Cause.TWICE, Cause.REFUSED, Cause.CANCELLED})
         case c if c == REFUSED:
             just = Cause.REFUSED in causes
         case c if c == STOPPED:
             just = checker.cancelled
         case c if c == checker.world.plan.script_code:
             just = bool(causes & {Cause.SCRIPT, Cause.NEVER_STARTED, Cause.NEVER_CONNECTS, Cause.FROZEN})
+        case c if c == EXIT_CODE and Cause.TWICE in causes:
+            just = True
         case _:
             just = bool(causes & {Cause.NEVER_STARTED, Cause.NEVER_CONNECTS, Cause.FROZEN})
     if not just:

@@ -397,9 +397,7 @@ class Orchestrator:
         if former is not None:
             former.close("a newer connection of the same node takes its place")
         self.connections[connection.node] = connection
-        self.failure_detector = hear(
-            self.failure_detector, Beat(node=connection.node, incarnation=connection.incarnation), self.clock.now_ms()
-        )
+        self._hear_beat(Beat(node=connection.node, incarnation=connection.incarnation))
         return self.put(event)
 
     def detach(self, connection: AgentPort) -> None:
@@ -413,8 +411,13 @@ class Orchestrator:
         if node is not None and node.incarnation == beat.incarnation and not node.alive:
             connection.close("the node was given up: join anew")
             return
-        self.failure_detector = hear(self.failure_detector, beat, self.clock.now_ms())
+        self._hear_beat(beat)
         note_beat(self.reached, beat, self.cluster)
+
+    def _hear_beat(self, beat: Beat) -> None:
+        self.failure_detector = hear(self.failure_detector, beat, self.clock.now_ms())
+        if self._watch.still:
+            self.failure_detector = self._watch.mind_silence(self.failure_detector, self.cluster, self.clock)
 
     def show_network(self, connection: AgentPort, news: NetworkNews) -> None:
         """What a node's network paths look like, for whoever asks; not journalled, as nothing follows from it."""

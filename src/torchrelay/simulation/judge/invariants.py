@@ -48,6 +48,7 @@ class Checker:
         self.deaths: Counter[tuple[NodeId, int]] = Counter()
         self.hit_before_commit: set[int] = set()  # when
         self.resumed_from: dict[int, Point] = {}  # restarts -> the newest point resumed from
+        self.furthest = START  # that any rank has committed since the last start from a checkpoint
         self.exited_at: set[tuple[Rank | None, Point]] = set()
         self.replacements: set[WorkerId] = set()
         self.differing: Counter[Rank] = Counter()
@@ -268,12 +269,12 @@ class Checker:
             self.causes.add(Cause.SCRIPT)
 
     def exits(self, worker: WorkerId) -> None:
-        """A worker ends by itself, with a code. Twice at the same point nobody can tell it from the script's own end."""
+        """A worker ends by itself. Twice at the same point nobody can tell that from the script's own error."""
         self.gone(worker, "exits")
         process = self.world.processes[worker]
         place = process.rank, max((record.point for record in process.records()), default=START)
         if place in self.exited_at:
-            self.causes.add(Cause.SCRIPT)
+            self.causes.add(Cause.TWICE)
         self.exited_at.add(place)
 
     def damaged(self, target: Rank) -> None:
@@ -406,6 +407,7 @@ class Checker:
         self.world.seen(f"commit: {self.world.script.calls[call]}")
         if after != self.history.left[call][training.rank] and not self.spoiled:
             self.fail(f"{worker} commits call {call} with another state than the undisturbed run")
+        self.furthest = max(self.furthest, training.committed or START)
         if training.interrupted:
             self.check_promise(training)
         if call in self.world.script.saves and training.rank == 0:
@@ -453,6 +455,15 @@ class Checker:
         process = self.world.processes[worker]
         if process.exited is not None and process.exited.code != 0:
             self.deaths[process.node, process.slot] += 1
+
+    def goes_back(self, was: Job, now: Job) -> None:
+        """All go back to a snapshot: the ledger tells how many steps that costs, but for the one under way."""
+        point, incident = now.rollback.point, now.open_incident
+        if point is None or incident is None or point == was.rollback.point or self.node_was_lost:
+            return
+        lost = self.furthest.step - point.step
+        if abs(incident.lost - lost) > 1:
+            self.fail(f"{lost} steps are made again from {point}, and the ledger tells of {incident.lost}")
 
     def must_lose(self) -> bool:
         """Whether the world has done something that this job need not survive without loss."""

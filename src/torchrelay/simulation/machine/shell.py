@@ -149,7 +149,12 @@ class Shell:
         if node is not None and node.incarnation == beat.incarnation and not node.alive:
             connection.agent.disconnect()  # it was given up: it must join anew
             return
+        self._hear_beat(beat)
+
+    def _hear_beat(self, beat: Beat) -> None:
         self.failure_detector = hear(self.failure_detector, beat, self.now_ms)
+        if self._deafness.still:
+            self._mind_silence()
 
     # ------------------------------------------------------------ time
 
@@ -212,8 +217,7 @@ class Shell:
         if former is not None:
             former.close()
         self.links[joined.node] = connection
-        beat = Beat(node=joined.node, incarnation=joined.incarnation)
-        self.failure_detector = hear(self.failure_detector, beat, self.now_ms)
+        self._hear_beat(Beat(node=joined.node, incarnation=joined.incarnation))
         self.hear(joined)
         self._send(self.standing.of_node(joined.node))
 

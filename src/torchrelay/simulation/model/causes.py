@@ -12,6 +12,7 @@ class Cause(StrEnum):
     NODE = "a node is gone, and the buddies of its ranks too"
     FROZEN = "the operator has frozen the job"
     SCRIPT = "the script's own error"
+    TWICE = "two workers ended alike at the same point"
     UNDECLARED = "an undeclared collective was cut"
     REFUSED = "the script is refused"
     CANCELLED = "the operator stopped the job"

@@ -122,7 +122,9 @@ class Safepoint:
 
     def connect(self, order: od.Reconfigure) -> Main[None]:
         self.process.wiring = self.world.wiring(order.generation, order.store)
-        self.process.begun = dict.fromkeys(self.script.groups(self.rank), 0)  # a group is counted before it is used
+        self.process.begun = dict.fromkeys(
+            self.world.script.groups(self.rank), 0
+        )  # a group is counted before it is used
         if self.world.reconfigure_breaks():
             yield 20
             raise Broken("no route")

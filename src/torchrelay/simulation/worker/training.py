@@ -18,6 +18,8 @@ from torchrelay.simulation.worker.safepoint import PASSED, Safepoint
 from torchrelay.simulation.worker.shots import Shots
 from torchrelay.simulation.worker.wiring import Broken, Differing, Replicas
 
+EXIT_CODE = 3  # of a rank that a fault makes leave without a word
+
 
 class ScriptFailed(Exception):
     """The script raised. `signature` is equal for equal errors."""
@@ -464,7 +466,7 @@ class Training(Safepoint):
         """Exit or raise, if a fault says so."""
         if self.will_exit:
             self.world.checker.exits(self.process.id)
-            raise Exit(3, "os._exit(3)")
+            raise Exit(EXIT_CODE, f"os._exit({EXIT_CODE})")
         if self.will_raise:
             signature, self.will_raise = self.will_raise, ""
             raise ScriptFailed(signature)
