@@ -16,7 +16,7 @@ MODULES = (
     "answers", "boundary", "buddies", "cluster", "deaths", "ending", "facts", "incident", "job", "migration",
     "moves", "parts", "phases", "placing", "policy", "records", "recovery", "replicas", "requests", "rollback",
     "roster", "sharing", "silence", "speech", "stalls", "standing", "state", "stopping", "table", "taints",
-    "failure_detector", "pulses", "silent_nodes", "wait_for_graph",
+    "deafness", "failure_detector", "pulses", "silent_nodes", "wait_for_graph",
 )  # fmt: skip
 
 OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {

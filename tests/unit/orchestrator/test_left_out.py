@@ -201,6 +201,51 @@ def test_nobody_needs_to_say_anything(tmp_path: Path) -> None:
     run(story)
 
 
+def test_no_deadline_passes_while_no_node_is_heard(tmp_path: Path) -> None:
+    """The network of the orchestrator is away in the middle of a recovery. Nobody could report, so nobody is late."""
+    now = FakeTime()
+
+    async def story() -> None:
+        async with serving(tmp_path, now) as service:
+            link = RecordingLink()
+            await train(service, link, report_ms=1_000)
+            before = sum(told(tmp_path))
+            service.beat(link, link.beat())
+            await service.put(EXITED)
+            generation = service.cluster.jobs[JOB].generation
+            for _ in range(200):
+                now.sleep(0.2)
+                service._pass_time()
+                service.clock.now_ms()
+                if now.ns > 2.2e9:
+                    assert service.clock.held
+            assert service.cluster.jobs[JOB].generation == generation, "the others were given up"
+            service.beat(link, link.beat())
+            assert not service.clock.held
+            service._pass_time()
+            assert sum(told(tmp_path)) - before == pytest.approx(38_000, abs=300)
+
+    run(story)
+
+
+def test_the_time_goes_on_though_nobody_is_heard_for_a_minute(tmp_path: Path) -> None:
+    now = FakeTime()
+
+    async def story() -> None:
+        async with serving(tmp_path, now) as service:
+            link = RecordingLink()
+            await train(service, link)
+            service.beat(link, link.beat())
+            while service.cluster.nodes[NODE].alive:
+                assert now.ns < 100e9, "a node that is gone is waited for for ever"
+                now.sleep(0.2)
+                service.clock.now_ms()
+                service._pass_time()
+            assert now.ns >= 60e9
+
+    run(story)
+
+
 def test_after_a_restart_the_time_without_any_orchestrator_is_told(tmp_path: Path, wall: list[int]) -> None:
     now = FakeTime()
     before = trained(tmp_path, now)

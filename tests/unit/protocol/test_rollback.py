@@ -208,6 +208,39 @@ def test_getting_further_makes_all_tries_new(sharded: Sharded) -> None:
     assert sharded.story.job.outcome is None
 
 
+def test_all_are_lost_at_once_long_after_the_last_recovery(sharded: Sharded) -> None:
+    """Where training went on from the last time says nothing of how far it has come since: the records do."""
+    both_tell(sharded, snapshots(6), snapshots(6))
+    sharded.settle()
+    assert (sharded.story.job.phase, sharded.story.job.resume_point) == (JobPhase.RUNNING, Point(6))
+    sharded.train(20)
+    for rank in (0, 1):
+        sharded.lose(rank, snapshots(15, 19))
+    job = sharded.story.job
+    assert (job.outcome, job.rollback.point) == (None, Point(19))
+    assert job.open_incident is not None
+    assert job.open_incident.lost == 1
+    assert job.rollback.furthest == Point(20)
+
+
+def test_what_lies_beyond_all_records_is_of_steps_that_were_made_again(sharded: Sharded) -> None:
+    both_tell(sharded, (*snapshots(2), *snapshots(7, ranks=[0])), snapshots(2))
+    sharded.settle()
+    sharded.train(5)
+    for rank in (0, 1):
+        sharded.lose(rank, snapshots(4, 7))
+    assert sharded.story.job.rollback.point == Point(4)
+
+
+def test_all_are_lost_at_once_before_any_recovery(sharded: Sharded) -> None:
+    for rank in (0, 1):
+        sharded.lose(rank, snapshots(3))
+    job = sharded.story.job
+    assert job.rollback.point == Point(3)
+    assert job.open_incident is not None
+    assert job.open_incident.lost == 7 - 3
+
+
 def test_a_shard_with_a_replica_needs_no_snapshot() -> None:
     sharded = Sharded()
     for rank in (0, 1):

@@ -10,10 +10,26 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.telling import begun
+from torchrelay.protocol.health.deafness import (
+    ALL_SILENT_MS,
+    DEAF_MS,
+    MOST_STILL_MS,
+    Deafness,
+    after_standstill,
+    is_deaf,
+)
 from torchrelay.protocol.health.failure_detector import judge
-from torchrelay.protocol.health.pulses import BEAT_MS, FRESH_MS, Beat, FailureDetector, Sample, forget, hear
+from torchrelay.protocol.health.pulses import (
+    BEAT_MS,
+    FRESH_MS,
+    Beat,
+    FailureDetector,
+    Sample,
+    forget,
+    hear,
+)
 from torchrelay.protocol.health.silence import GAPS_MS, LEAST_SILENCE_MS, MOST_SILENCE_MS, Rhythm, Silence
-from torchrelay.protocol.health.silent_nodes import ALL_SILENT_MS, DEAF_MS, SilentNodes
+from torchrelay.protocol.health.silent_nodes import SilentNodes
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerPhase
 from torchrelay.protocol.model.job import JobPhase
@@ -40,6 +56,8 @@ class Cast:
     cluster: Cluster = field(default_factory=running)
     failure_detector: FailureDetector = field(default_factory=FailureDetector)
     now_ms: int = 0
+    passed_ms: int = 0  # by a clock that never stands
+    deafness: Deafness = field(default_factory=Deafness)
     step: int = 10
     lost: list[tuple[int, NodeId]] = field(default_factory=list)
     incarnations: dict[NodeId, str] = field(default_factory=dict)
@@ -73,17 +91,27 @@ class Cast:
         """Time passes; these nodes beat, and the job trains or stands still. Returns who was lost meanwhile."""
         before = len(self.lost)
         for _ in range(ms // BEAT_MS):
-            self.now_ms += BEAT_MS
+            self.passed_ms += BEAT_MS
+            if not self.deafness.still:
+                self.now_ms += BEAT_MS
             self.step += trains
-            if self.now_ms % every_ms == 0:
+            if self.passed_ms % every_ms == 0:
                 for node in nodes:
                     self.beat(node)
+            self.mind_silence()
             for event in judge(self.failure_detector, self.cluster, self.now_ms):
                 if isinstance(event, ev.NodeLost):
-                    self.lost.append((self.now_ms, event.node))
+                    self.lost.append((self.passed_ms, event.node))
                     if tells:
                         self.cluster = advance(self.cluster, event, self.now_ms)
         return [node for _, node in self.lost[before:]]
+
+    def mind_silence(self) -> None:
+        before = self.deafness
+        self.deafness = before.look(is_deaf(self.failure_detector, self.cluster, self.now_ms), self.passed_ms)
+        if before.since_ms is not None and self.deafness == Deafness():
+            stood_ms = self.passed_ms - before.since_ms
+            self.failure_detector = after_standstill(self.failure_detector, stood_ms, self.now_ms)
 
     def silence(self, node: NodeId) -> Silence | None:
         return SilentNodes(self.failure_detector, self.cluster, self.now_ms).of(self.cluster.nodes[node])
@@ -152,7 +180,7 @@ def test_time_may_begin_at_zero() -> None:
 def test_a_node_that_beats_in_time_is_lost_after_six_seconds_of_silence() -> None:
     cast = Cast()
     cast.live(60_000, A, B, C)
-    begin = cast.now_ms
+    begin = cast.passed_ms
     assert cast.live(60_000, A, B) == [C]
     assert cast.lost == [(begin + LEAST_SILENCE_MS, C)]
 
@@ -163,7 +191,7 @@ def test_a_node_that_beats_with_gaps_has_four_of_them() -> None:
     for _ in range(3):
         cast.live(2_000, A, B)
         cast.live(BEAT_MS, A, B, C)
-    begin = cast.now_ms
+    begin = cast.passed_ms
     assert cast.live(60_000, A, B) == [C]
     assert cast.lost == [(begin + 4 * (2_000 + BEAT_MS), C)]
 
@@ -208,7 +236,7 @@ def test_it_is_lost_when_the_others_have_committed_nothing_for_the_limit() -> No
     cast = Cast()
     cast.live(1_000, A, B, C)
     cast.live(10_000, A, C)
-    begin = cast.now_ms
+    begin = cast.passed_ms
     assert cast.live(60_000, A, C, trains=False) == [B]
     assert cast.lost == [(begin + LEAST_SILENCE_MS, B)]
 
@@ -223,7 +251,7 @@ def test_what_was_committed_before_the_last_beat_proves_nothing() -> None:
     cast = Cast()
     cast.live(1_000, A, B, C)
     cast.live(1_000, A, B, C, trains=False)
-    begin = cast.now_ms
+    begin = cast.passed_ms
     cast.live(2_000, A, C, trains=False)
     assert cast.silent(B).advanced_ms is None
     cast.live(60_000, A, C, trains=False)
@@ -278,7 +306,7 @@ def test_points_of_another_generation_and_restored_states_are_no_proof() -> None
 def test_if_all_are_silent_at_once_nobody_is_lost_for_a_minute() -> None:
     cast = Cast()
     cast.live(1_000, A, B, C)
-    begin = cast.now_ms
+    begin = cast.passed_ms
     assert cast.live(DEAF_MS - BEAT_MS) == []
     silence = cast.silent(A)
     assert "and so are all: it may be the orchestrator that hears nothing" in str(silence)
@@ -290,7 +318,7 @@ def test_when_the_first_is_heard_again_the_others_have_time_to_come_back() -> No
     cast = Cast()
     cast.live(1_000, A, B, C)
     cast.live(20_000, trains=False)
-    begin = cast.now_ms
+    begin = cast.passed_ms
     assert cast.live(20_000, C, trains=False) == []
     assert cast.live(20_000, A, C, trains=False) == [B]
     assert cast.lost == [(begin + BEAT_MS + MOST_SILENCE_MS, B)]
@@ -300,9 +328,49 @@ def test_gaps_of_the_only_node_that_is_heard_do_not_keep_a_dead_one_for_ever() -
     cast = Cast()
     cast.live(1_000, A, C)
     cast.cluster = advance(cast.cluster, ev.NodeLost(node=B, incarnation="a", reason=""), cast.now_ms)
-    begin = cast.now_ms
+    begin = cast.passed_ms
     assert cast.live(120_000, A, every_ms=7_000) == [C]
     assert cast.lost[0][0] - begin <= 2 * MOST_SILENCE_MS
+
+
+def test_the_time_stands_while_nobody_is_heard_and_the_silence_of_the_others_counts_on() -> None:
+    cast = Cast()
+    cast.live(1_000, A, B, C)
+    begin = cast.now_ms
+    cast.live(5_000, trains=False)
+    assert cast.now_ms == begin + ALL_SILENT_MS
+    cast.live(1_000, A, trains=False)
+    assert cast.now_ms == begin + ALL_SILENT_MS + BEAT_MS
+    assert cast.silent(B).silent_ms == 6_000, "not long enough to lose anybody: it is counted on"
+    assert cast.failure_detector.rhythms[A].longest_ms == 5_000 + BEAT_MS
+
+
+def test_it_stands_once_and_not_again_before_somebody_is_heard() -> None:
+    deafness = Deafness().look(True, 7)
+    assert (deafness.still, deafness.since_ms) == (True, 7)
+    assert deafness.look(True, 6 + MOST_STILL_MS) == deafness
+    assert deafness.look(False, 8) == Deafness()
+    spent = deafness.look(True, 7 + MOST_STILL_MS)
+    assert (spent.still, spent.spent) == (False, True)
+    assert spent.look(True, 10 * MOST_STILL_MS) == spent
+    assert spent.look(False, 10 * MOST_STILL_MS) == Deafness()
+
+
+def test_without_a_living_node_the_time_goes_on() -> None:
+    cast = Cast()
+    cast.live(1_000, A, B, C)
+    for node in (A, B, C):
+        assert is_deaf(cast.failure_detector, cast.cluster, cast.now_ms + ALL_SILENT_MS)
+        cast.cluster = advance(cast.cluster, ev.NodeLost(node=node, incarnation="a", reason=""), cast.now_ms)
+    assert not is_deaf(cast.failure_detector, cast.cluster, cast.now_ms + ALL_SILENT_MS)
+
+
+def test_where_beats_are_further_apart_two_of_them_must_be_missing() -> None:
+    cast = Cast()
+    cast.live(1_000, A, B, C)
+    slow = replace(cast.failure_detector, beat_ms=4_000)
+    assert not is_deaf(slow, cast.cluster, cast.now_ms + 7_999)
+    assert is_deaf(slow, cast.cluster, cast.now_ms + 8_000)
 
 
 def test_who_is_heard_and_who_is_gone_is_not_called_silent() -> None:
@@ -328,6 +396,7 @@ def test_nodes_that_are_gone_or_have_not_begun_do_not_count_among_the_silent() -
     cast.live(1_000, A, B, C)
     cast.live(ALL_SILENT_MS, A)
     cast.cluster = advance(cast.cluster, ev.NodeLost(node=A, incarnation="a", reason=""), cast.now_ms)
+    cast.now_ms += ALL_SILENT_MS
     assert cast.silent(B).all_silent
     new = ev.NodeJoined(node=NodeId("node-3"), incarnation="a", slots=1)
     cast.cluster = advance(cast.cluster, new, cast.now_ms)

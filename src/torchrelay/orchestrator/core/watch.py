@@ -14,13 +14,12 @@ from msgspec.structs import replace
 from torchrelay.orchestrator.core.clock import Clock
 from torchrelay.orchestrator.core.traffic import AgentPort
 from torchrelay.orchestrator.store.journal import Reached
-from torchrelay.protocol.health.deafness import ALL_SILENT_MS, DEAF_MS, Deafness, is_deaf
+from torchrelay.protocol.health.deafness import ALL_SILENT_MS, DEAF_MS, Deafness, after_standstill, is_deaf
 from torchrelay.protocol.health.failure_detector import judge
 from torchrelay.protocol.health.pulses import (
     BEAT_MS,
     Beat,
     FailureDetector,
-    after_silence,
     forget_strangers,
     hear,
     pace_ms,
@@ -62,7 +61,7 @@ class Watch:
             if self._deafness.spent:
                 log.warning("no node has been heard for %g s: time goes on", DEAF_MS / 1000)
                 return failure_detector
-            return after_silence(failure_detector, passed - before.since_ms + ALL_SILENT_MS, now)
+            return after_standstill(failure_detector, passed - before.since_ms, now)
         return failure_detector
 
     def set_pace(

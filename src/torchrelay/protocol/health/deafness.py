@@ -9,8 +9,9 @@ After that each node has its own limit, as ever (see `silence`): none of them is
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from torchrelay.protocol.health.pulses import FailureDetector
+from torchrelay.protocol.health.pulses import FailureDetector, count_from_now, would_lose
 from torchrelay.protocol.health.silence import LEAST_SILENCE_MS
 from torchrelay.protocol.model.state import Cluster
 
@@ -46,9 +47,28 @@ class Deafness(Struct, frozen=True):
 
 def is_deaf(failure_detector: FailureDetector, cluster: Cluster, now_ms: int) -> bool:
     """Whether there are living nodes, and none of them has been heard of late."""
-    limit = max(ALL_SILENT_MS, failure_detector.fresh_ms)
+    limit = limit_ms(failure_detector)
     if now_ms - failure_detector.last_heard_ms(now_ms) < limit:  # mostly, and then nobody looks at each
         return False
     heard = failure_detector.heard
     living = [heard.get((node.node, node.incarnation)) for node in cluster.nodes.values() if node.alive]
     return bool(living) and all(since is not None and now_ms - since >= limit for since in living)
+
+
+def limit_ms(failure_detector: FailureDetector) -> int:
+    """How long all must have been silent."""
+    return max(ALL_SILENT_MS, failure_detector.fresh_ms)
+
+
+def after_standstill(failure_detector: FailureDetector, stood_ms: int, now_ms: int) -> FailureDetector:
+    """The time has stood still for so long, and now a node is heard. The silence of the others is as long as it was."""
+    gap_ms = stood_ms + limit_ms(failure_detector)
+    if would_lose(failure_detector, gap_ms):
+        return count_from_now(failure_detector, gap_ms, now_ms)
+    heard, rhythms = failure_detector.heard, failure_detector.rhythms
+    for (node, incarnation), at_ms in failure_detector.heard.items():
+        if at_ms < now_ms:
+            heard = heard.put((node, incarnation), at_ms - stood_ms)
+        elif node in rhythms:
+            rhythms = rhythms.put(node, rhythms[node].note(gap_ms, now_ms))
+    return replace(failure_detector, heard=heard, rhythms=rhythms)

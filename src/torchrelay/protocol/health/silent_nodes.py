@@ -29,7 +29,7 @@ class SilentNodes:
         limit = rhythm.limit_ms(self._failure_detector.beat_ms)
         proof = self._last_proof(node.node)
         proof = proof if proof is not None and proof > heard else None
-        until = max(heard, proof or 0) + limit
+        until = (heard if proof is None else proof) + limit  # the proof is newer
         proved = None if proof is None else self._now_ms - proof
         return Silence(node.node, self._now_ms - heard, limit, max(0, until - self._now_ms), proved, self.all_silent)
 

@@ -65,7 +65,7 @@ NO_WAY_ON = {
     "refused": ("worker: refused replacement", REFUSED),
 }
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 21
+RULES_VERSION = 22
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 

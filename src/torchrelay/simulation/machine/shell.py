@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
-from torchrelay.protocol.health.deafness import ALL_SILENT_MS, Deafness, is_deaf
+from torchrelay.protocol.health.deafness import Deafness, after_standstill, is_deaf
 from torchrelay.protocol.health.failure_detector import judge
-from torchrelay.protocol.health.pulses import Beat, FailureDetector, after_silence, forget, hear
+from torchrelay.protocol.health.pulses import Beat, FailureDetector, forget, hear
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId
@@ -201,8 +201,8 @@ class Shell:
         elif not self._deafness.still:
             self._go_on(before.since_ms)
             if not self._deafness.spent:
-                gap_ms = self.world.now - before.since_ms + ALL_SILENT_MS
-                self.failure_detector = after_silence(self.failure_detector, gap_ms, now)
+                stood_ms = self.world.now - before.since_ms
+                self.failure_detector = after_standstill(self.failure_detector, stood_ms, now)
 
     def _listen_anew(self) -> None:
         for node in self.cluster.nodes.values():
