@@ -206,7 +206,7 @@ KILLERS: dict[str, Callable[[], None]] = {
 # Who is asked first, where it is not the quickest that knows the module.
 FIRST = {
     **dict.fromkeys(
-        ("failure_detector", "pulses", "silence", "silent_nodes", "stalls", "table", "wait_for_graph"),
+        ("deafness", "failure_detector", "pulses", "silence", "silent_nodes", "stalls", "table", "wait_for_graph"),
         "failure_detector",
     ),
     "standing": "many ranks",
