@@ -107,7 +107,7 @@ def hear_facts() -> None:
 
 TESTS = Path(__file__).parent.parent / "unit" / "protocol"
 DETECTION = (
-    "test_table", "test_stalls", "test_wait_for_graph", "test_silence", "test_failure_detector",
+    "test_table", "test_stalls", "test_wait_for_graph", "test_silence", "test_deafness", "test_failure_detector",
     "test_failure_detector_groups",
 )  # fmt: skip
 DECISIONS = ("test_decisions", "test_sources")

@@ -241,6 +241,38 @@ def test_all_are_lost_at_once_before_any_recovery(sharded: Sharded) -> None:
     assert job.open_incident.lost == 7 - 3
 
 
+def test_all_are_lost_at_once_and_no_page_can_be_read(sharded: Sharded) -> None:
+    """Nothing is known of how far they had come: whatever snapshot all have is as good as any."""
+    sharded.story.hear(ev.NodeLost(node=B, incarnation="a", reason="silent"))
+    worker = sharded.story.holder(0)
+    sharded.story.hear(ev.WorkerExited(worker=worker, node=A, signal=9, kept=snapshots(3, 6)))
+    assert (sharded.story.job.outcome, sharded.story.job.rollback.point) == (None, Point(6))
+
+
+def test_steps_that_were_lost_before_and_made_again_are_counted_once(sharded: Sharded) -> None:
+    sharded.train(20)
+    sharded.lose(1, snapshots(10))
+    sharded.report(0, snapshots(10), 20)
+    sharded.settle()
+    sharded.train(15)
+    for rank in (0, 1):
+        sharded.lose(rank, snapshots(14))
+    lost = [incident.lost for incident in sharded.story.job.accounting.incidents]
+    assert (lost, sharded.story.job.rollback.furthest) == ([10, 1], Point(20))
+
+
+def test_who_goes_back_further_on_the_way_back_has_lost_all_of_it(sharded: Sharded) -> None:
+    both_tell(sharded, snapshots(1, 6), snapshots(1, 6))
+    for _ in range(9):
+        sharded.keep()
+        sharded.story.answer((od.Fence, od.StartWorker, od.Assign, od.Recall))
+    for rank in (0, 1):
+        sharded.lose(rank, snapshots(1))
+    job = sharded.story.job
+    assert job.rollback.point == Point(1)
+    assert [incident.lost for incident in job.accounting.incidents] == [6]
+
+
 def test_a_shard_with_a_replica_needs_no_snapshot() -> None:
     sharded = Sharded()
     for rank in (0, 1):

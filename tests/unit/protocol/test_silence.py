@@ -2,125 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from tests.support.telling import begun
-from torchrelay.protocol.health.deafness import (
-    ALL_SILENT_MS,
-    DEAF_MS,
-    MOST_STILL_MS,
-    Deafness,
-    after_standstill,
-    is_deaf,
-)
+from tests.support.beating import JOB, A, B, C, Cast
 from torchrelay.protocol.health.failure_detector import judge
 from torchrelay.protocol.health.pulses import (
     BEAT_MS,
     FRESH_MS,
     Beat,
     FailureDetector,
-    Sample,
     forget,
     hear,
 )
-from torchrelay.protocol.health.silence import GAPS_MS, LEAST_SILENCE_MS, MOST_SILENCE_MS, Rhythm, Silence
+from torchrelay.protocol.health.silence import (
+    ALL_SILENT_MS,
+    DEAF_MS,
+    GAPS_MS,
+    LEAST_SILENCE_MS,
+    MOST_SILENCE_MS,
+    Rhythm,
+    Silence,
+)
 from torchrelay.protocol.health.silent_nodes import SilentNodes
 from torchrelay.protocol.messages import events as ev
-from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerPhase
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.table import Table
-from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance
-
-JOB = JobId("job")
-A, B, C = (NodeId(f"node-{place}") for place in range(3))
-
-
-def running(per_node: int = 2) -> Cluster:
-    """A job that trains with ranks on A and B; C has slots and holds nothing."""
-    spec = ev.JobSpec(job=JOB, world_size=2 * per_node, nproc_per_node=per_node, nodes=2)
-    cluster = advance(EMPTY, ev.JobSubmitted(spec=spec), 0)
-    for node in (A, B, C):
-        cluster = advance(cluster, ev.NodeJoined(node=node, incarnation="a", slots=per_node), 0)
-    return begun(cluster)
-
-
-@dataclass
-class Cast:
-    """Nodes that beat, a job that trains, and what is judged of them."""
-
-    cluster: Cluster = field(default_factory=running)
-    failure_detector: FailureDetector = field(default_factory=FailureDetector)
-    now_ms: int = 0
-    passed_ms: int = 0  # by a clock that never stands
-    deafness: Deafness = field(default_factory=Deafness)
-    step: int = 10
-    lost: list[tuple[int, NodeId]] = field(default_factory=list)
-    incarnations: dict[NodeId, str] = field(default_factory=dict)
-
-    def beat(self, node: NodeId) -> None:
-        samples = [
-            Sample(
-                worker=worker.worker,
-                rank=worker.rank,
-                generation=Generation(1),
-                point=Point(self.step),
-                phase=WorkerPhase.COMPUTING,
-                phase_ms=0,
-                step_ms=100.0,
-                collectives=self.step,
-                beat_ms=50,
-                process="S",
-                cpu_ms=0,
-            )
-            for worker in self.cluster.workers.values()
-            if worker.node == node
-        ]
-        incarnation = self.incarnations.get(node, "a")
-        self.failure_detector = hear(
-            self.failure_detector, Beat(node=node, incarnation=incarnation, samples=tuple(samples)), self.now_ms
-        )
-
-    def live(
-        self, ms: int, *nodes: NodeId, every_ms: int = BEAT_MS, trains: bool = True, tells: bool = True
-    ) -> list[NodeId]:
-        """Time passes; these nodes beat, and the job trains or stands still. Returns who was lost meanwhile."""
-        before = len(self.lost)
-        for _ in range(ms // BEAT_MS):
-            self.passed_ms += BEAT_MS
-            if not self.deafness.still:
-                self.now_ms += BEAT_MS
-            self.step += trains
-            if self.passed_ms % every_ms == 0:
-                for node in nodes:
-                    self.beat(node)
-            self.mind_silence()
-            for event in judge(self.failure_detector, self.cluster, self.now_ms):
-                if isinstance(event, ev.NodeLost):
-                    self.lost.append((self.passed_ms, event.node))
-                    if tells:
-                        self.cluster = advance(self.cluster, event, self.now_ms)
-        return [node for _, node in self.lost[before:]]
-
-    def mind_silence(self) -> None:
-        before = self.deafness
-        self.deafness = before.look(is_deaf(self.failure_detector, self.cluster, self.now_ms), self.passed_ms)
-        if before.since_ms is not None and self.deafness == Deafness():
-            stood_ms = self.passed_ms - before.since_ms
-            self.failure_detector = after_standstill(self.failure_detector, stood_ms, self.now_ms)
-
-    def silence(self, node: NodeId) -> Silence | None:
-        return SilentNodes(self.failure_detector, self.cluster, self.now_ms).of(self.cluster.nodes[node])
-
-    def silent(self, node: NodeId) -> Silence:
-        """Of a node that is not heard."""
-        silence = self.silence(node)
-        assert silence is not None, f"{node} is heard"
-        return silence
+from torchrelay.protocol.rules.cluster import advance
 
 
 def test_the_pulses_of_workers_that_have_ended_are_forgotten() -> None:
@@ -331,46 +243,6 @@ def test_gaps_of_the_only_node_that_is_heard_do_not_keep_a_dead_one_for_ever() -
     begin = cast.passed_ms
     assert cast.live(120_000, A, every_ms=7_000) == [C]
     assert cast.lost[0][0] - begin <= 2 * MOST_SILENCE_MS
-
-
-def test_the_time_stands_while_nobody_is_heard_and_the_silence_of_the_others_counts_on() -> None:
-    cast = Cast()
-    cast.live(1_000, A, B, C)
-    begin = cast.now_ms
-    cast.live(5_000, trains=False)
-    assert cast.now_ms == begin + ALL_SILENT_MS
-    cast.live(1_000, A, trains=False)
-    assert cast.now_ms == begin + ALL_SILENT_MS + BEAT_MS
-    assert cast.silent(B).silent_ms == 6_000, "not long enough to lose anybody: it is counted on"
-    assert cast.failure_detector.rhythms[A].longest_ms == 5_000 + BEAT_MS
-
-
-def test_it_stands_once_and_not_again_before_somebody_is_heard() -> None:
-    deafness = Deafness().look(True, 7)
-    assert (deafness.still, deafness.since_ms) == (True, 7)
-    assert deafness.look(True, 6 + MOST_STILL_MS) == deafness
-    assert deafness.look(False, 8) == Deafness()
-    spent = deafness.look(True, 7 + MOST_STILL_MS)
-    assert (spent.still, spent.spent) == (False, True)
-    assert spent.look(True, 10 * MOST_STILL_MS) == spent
-    assert spent.look(False, 10 * MOST_STILL_MS) == Deafness()
-
-
-def test_without_a_living_node_the_time_goes_on() -> None:
-    cast = Cast()
-    cast.live(1_000, A, B, C)
-    for node in (A, B, C):
-        assert is_deaf(cast.failure_detector, cast.cluster, cast.now_ms + ALL_SILENT_MS)
-        cast.cluster = advance(cast.cluster, ev.NodeLost(node=node, incarnation="a", reason=""), cast.now_ms)
-    assert not is_deaf(cast.failure_detector, cast.cluster, cast.now_ms + ALL_SILENT_MS)
-
-
-def test_where_beats_are_further_apart_two_of_them_must_be_missing() -> None:
-    cast = Cast()
-    cast.live(1_000, A, B, C)
-    slow = replace(cast.failure_detector, beat_ms=4_000)
-    assert not is_deaf(slow, cast.cluster, cast.now_ms + 7_999)
-    assert is_deaf(slow, cast.cluster, cast.now_ms + 8_000)
 
 
 def test_who_is_heard_and_who_is_gone_is_not_called_silent() -> None:

@@ -333,7 +333,7 @@ class Orchestrator:
     def _await_agents(self) -> None:
         """After a start in the middle of things: no deadline may pass before the agents had time to come back."""
         self._held_since_s = asyncio.get_running_loop().time()
-        self.clock.hold()
+        self._watch.hold(self.clock)
         self._listen_anew(self.clock.now_ms())
 
     def _agents_are_back(self) -> bool:
@@ -353,7 +353,7 @@ class Orchestrator:
     def _degrade(self, reason: str) -> None:
         log.error("degraded: %s", reason)
         self.degraded = f"{reason}. Nothing is decided until the journal can be written again; training goes on"
-        self.clock.hold()
+        self._watch.hold(self.clock)
         self._disconnect("the journal cannot be written")
         self._wake_readers()
 
@@ -415,9 +415,8 @@ class Orchestrator:
         note_beat(self.reached, beat, self.cluster)
 
     def _hear_beat(self, beat: Beat) -> None:
+        self.failure_detector = self._watch.wake(self.failure_detector, self.clock)
         self.failure_detector = hear(self.failure_detector, beat, self.clock.now_ms())
-        if self._watch.still:
-            self.failure_detector = self._watch.mind_silence(self.failure_detector, self.cluster, self.clock)
 
     def show_network(self, connection: AgentPort, news: NetworkNews) -> None:
         """What a node's network paths look like, for whoever asks; not journalled, as nothing follows from it."""

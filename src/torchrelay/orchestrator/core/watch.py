@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from torchrelay.orchestrator.core.clock import Clock
 from torchrelay.orchestrator.core.traffic import AgentPort
 from torchrelay.orchestrator.store.journal import Reached
-from torchrelay.protocol.health.deafness import ALL_SILENT_MS, DEAF_MS, Deafness, after_standstill, is_deaf
+from torchrelay.protocol.health.deafness import Deafness, is_deaf, limit_ms, set_back
 from torchrelay.protocol.health.failure_detector import judge
 from torchrelay.protocol.health.pulses import (
     BEAT_MS,
@@ -45,24 +45,36 @@ class Watch:
         return self._deafness.still
 
     def mind_silence(self, failure_detector: FailureDetector, cluster: Cluster, clock: Clock) -> FailureDetector:
-        """Hold the clock while nobody is heard, and release it when somebody is."""
-        before = self._deafness
-        if clock.held and not before.still:
-            return failure_detector  # for another reason
-        now = clock.now_ms()
-        passed = now + clock.left_out_ms()
-        self._deafness = before.look(is_deaf(failure_detector, cluster, now), passed)
-        if before.since_ms is None:
-            if self._deafness.still:
-                log.warning("no node has been heard for %g s: until one is, no deadline passes", ALL_SILENT_MS / 1000)
-                clock.hold()
-        elif not self._deafness.still:
-            clock.release()
-            if self._deafness.spent:
-                log.warning("no node has been heard for %g s: time goes on", DEAF_MS / 1000)
-                return failure_detector
-            return after_standstill(failure_detector, passed - before.since_ms, now)
-        return failure_detector
+        """Hold the clock while nobody is heard; release it when it has stood for as long as it may.
+
+        While it is held for another reason nobody is silent: silence is counted by this clock.
+        """
+        return self._look(failure_detector, clock, is_deaf(failure_detector, cluster, clock.now_ms()))
+
+    def wake(self, failure_detector: FailureDetector, clock: Clock) -> FailureDetector:
+        """Somebody is heard: time goes on before that is taken in."""
+        return self._look(failure_detector, clock, deaf=False) if self.still else failure_detector
+
+    def hold(self, clock: Clock) -> None:
+        """Hold the clock for another reason, until somebody else releases it."""
+        clock.hold()
+        self._deafness = Deafness()
+
+    def _look(self, failure_detector: FailureDetector, clock: Clock, deaf: bool) -> FailureDetector:
+        before, passed = self._deafness, clock.now_ms() + clock.left_out_ms()
+        self._deafness = before.look(deaf, passed)
+        if self.still == before.still:
+            return failure_detector
+        if self.still:
+            silent_s = limit_ms(failure_detector) / 1000
+            log.warning("no node has been heard for %g s: until one is, no deadline passes", silent_s)
+            clock.hold()
+            return failure_detector
+        clock.release()
+        stood_ms = before.stood_ms(passed)
+        if self._deafness.spent:
+            log.warning("no node has been heard for %.0f s more: time goes on", stood_ms / 1000)
+        return set_back(failure_detector, stood_ms)
 
     def set_pace(
         self, failure_detector: FailureDetector, cluster: Cluster, agents: Iterable[AgentPort]

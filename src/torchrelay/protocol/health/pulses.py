@@ -109,19 +109,11 @@ def hear(failure_detector: FailureDetector, beat: Beat, now_ms: int) -> FailureD
 def end_deafness(failure_detector: FailureDetector, now_ms: int) -> FailureDetector:
     """Somebody is heard after nobody was for as long as would lose a node: for all of them silence counts from now."""
     gap = now_ms - failure_detector.last_heard_ms(now_ms)
-    return count_from_now(failure_detector, gap, now_ms) if would_lose(failure_detector, gap) else failure_detector
-
-
-def would_lose(failure_detector: FailureDetector, gap_ms: int) -> bool:
-    """Whether a silence as long as this would lose a node."""
-    if gap_ms < LEAST_SILENCE_MS:  # no limit is shorter: mostly there is nothing to look at
-        return False
-    return gap_ms >= min((rhythm.limit_ms() for rhythm in failure_detector.rhythms.values()), default=LEAST_SILENCE_MS)
-
-
-def count_from_now(failure_detector: FailureDetector, gap_ms: int, now_ms: int) -> FailureDetector:
-    """Nobody was heard for so long: for all of them silence counts from now."""
-    rhythms = Table((node, rhythm.note(gap_ms, now_ms)) for node, rhythm in failure_detector.rhythms.items())
+    if gap < LEAST_SILENCE_MS:  # no limit is shorter: mostly there is nothing to look at
+        return failure_detector
+    if gap < min((rhythm.limit_ms() for rhythm in failure_detector.rhythms.values()), default=LEAST_SILENCE_MS):
+        return failure_detector
+    rhythms = Table((node, rhythm.note(gap, now_ms)) for node, rhythm in failure_detector.rhythms.items())
     heard = Table((key, now_ms) for key in failure_detector.heard)
     return replace(failure_detector, heard=heard, rhythms=rhythms, newest_ms=now_ms)
 

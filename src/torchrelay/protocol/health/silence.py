@@ -8,8 +8,9 @@ It counts from its last beat, or from when a rank on another node last committed
 this one, whichever is later: each gate needs all ranks, so whoever passes one proves that the silent node's workers
 live, and that only its agent cannot be heard. (Steps longer than the limit prove nothing in time.)
 
-If all nodes are silent at once, it is the orchestrator that hears nothing: see `deafness`. When the first is heard
-again, the silence counts as a gap between the beats of each: the others have up to 30 s from then to come back.
+If all nodes are silent at once, it is the orchestrator that hears nothing (see `deafness`), and nobody could take over
+anyway: none is lost before 60 s. When the first is heard again, the silence counts as a gap between the beats of each:
+the others have up to 30 s from then to come back.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from torchrelay.protocol.messages.ids import NodeId
 SILENT_GAPS = 4
 LEAST_SILENCE_MS = 6_000
 MOST_SILENCE_MS = 30_000
+# If all are silent for so long, nobody is lost before they have been for that long.
+ALL_SILENT_MS = 2_000
+DEAF_MS = 60_000
 # Gaps are remembered for this long, and at most for twice as long.
 GAPS_MS = 300_000
 
@@ -67,9 +71,9 @@ class Silence(Struct, frozen=True):
 
     def __str__(self) -> str:
         """For people: "silent for 12.0 s, but its ranks train on"."""
-        if self.all_silent:  # and the time stands still
-            return "silent, and so are all: it may be the orchestrator that hears nothing"
         told = f"silent for {self.silent_ms / 1000:.1f} s"
+        if self.all_silent:  # mostly the time stands still
+            return f"{told} or more, and so are all: it may be the orchestrator that hears nothing"
         if self.advanced_ms is not None and self.lost_in_ms > 0:
             return f"{told}, but its ranks train on"
         return f"{told} (limit {self.limit_ms / 1000:.1f} s)"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 from heapq import nlargest
 
-from torchrelay.protocol.health.deafness import is_deaf
+from torchrelay.protocol.health.deafness import all_silent
 from torchrelay.protocol.health.pulses import FailureDetector
-from torchrelay.protocol.health.silence import Rhythm, Silence
+from torchrelay.protocol.health.silence import DEAF_MS, Rhythm, Silence
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.job import TRAINING, Job
 from torchrelay.protocol.model.roster import Node
@@ -29,14 +29,15 @@ class SilentNodes:
         limit = rhythm.limit_ms(self._failure_detector.beat_ms)
         proof = self._last_proof(node.node)
         proof = proof if proof is not None and proof > heard else None
-        until = (heard if proof is None else proof) + limit  # the proof is newer
+        deaf = self.all_silent
+        until = max((heard if proof is None else proof) + limit, heard + (DEAF_MS if deaf else 0))  # proof is newer
         proved = None if proof is None else self._now_ms - proof
-        return Silence(node.node, self._now_ms - heard, limit, max(0, until - self._now_ms), proved, self.all_silent)
+        return Silence(node.node, self._now_ms - heard, limit, max(0, until - self._now_ms), proved, deaf)
 
     @cached_property
     def all_silent(self) -> bool:
         """Whether no living node has been heard of late."""
-        return is_deaf(self._failure_detector, self._cluster, self._now_ms)
+        return all_silent(self._failure_detector, self._cluster, self._now_ms)
 
     def _last_proof(self, node: NodeId) -> int | None:
         """When ranks on other nodes last passed a gate of a running job that has ranks on this node."""

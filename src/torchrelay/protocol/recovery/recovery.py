@@ -208,10 +208,10 @@ def left_records(job: Job) -> bool:
     return any(record.point > START for seat in job.seats.values() for record in seat.private)
 
 
-def furthest(job: Job) -> Point:
+def furthest(job: Job) -> Point | None:
     """The furthest point of which anything is known: the last resume point, or what lost ranks left since."""
     left = (record.point for seat in job.seats.values() for record in seat.private)
-    return max(job.resume_point or START, max(left, default=START))
+    return max(left, default=None) if job.resume_point is None else max(job.resume_point, *left, START)
 
 
 def unable(seat: Seat, point: Point) -> str:

@@ -48,7 +48,7 @@ class Checker:
         self.deaths: Counter[tuple[NodeId, int]] = Counter()
         self.hit_before_commit: set[int] = set()  # when
         self.resumed_from: dict[int, Point] = {}  # restarts -> the newest point resumed from
-        self.furthest = START  # that any rank has committed since the last start from a checkpoint
+        self.furthest = START  # that any rank has committed since all began, or went on
         self.exited_at: set[tuple[Rank | None, Point]] = set()
         self.replacements: set[WorkerId] = set()
         self.differing: Counter[Rank] = Counter()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
-from torchrelay.protocol.health.deafness import Deafness, after_standstill, is_deaf
+from torchrelay.protocol.health.deafness import Deafness, is_deaf, set_back
 from torchrelay.protocol.health.failure_detector import judge
 from torchrelay.protocol.health.pulses import Beat, FailureDetector, forget, hear
 from torchrelay.protocol.messages import events as ev
@@ -152,9 +152,9 @@ class Shell:
         self._hear_beat(beat)
 
     def _hear_beat(self, beat: Beat) -> None:
-        self.failure_detector = hear(self.failure_detector, beat, self.now_ms)
         if self._deafness.still:
-            self._mind_silence()
+            self._look(deaf=False)
+        self.failure_detector = hear(self.failure_detector, beat, self.now_ms)
 
     # ------------------------------------------------------------ time
 
@@ -190,19 +190,17 @@ class Shell:
         self._held_ms = None
 
     def _mind_silence(self) -> None:
-        """Hold the clock while nobody is heard."""
-        before = self._deafness
-        if self._held_ms is not None and not before.still:
-            return  # for another reason
-        now = self.now_ms
-        self._deafness = before.look(is_deaf(self.failure_detector, self.cluster, now), self.world.now)
-        if before.since_ms is None:
-            self._held_ms = self._deafness.since_ms
-        elif not self._deafness.still:
+        """Hold the clock while nobody is heard; while it is held for another reason nobody is silent."""
+        self._look(is_deaf(self.failure_detector, self.cluster, self.now_ms))
+
+    def _look(self, deaf: bool) -> None:
+        before, now = self._deafness, self.world.now
+        self._deafness = before.look(deaf, now)
+        if self._deafness.still and not before.still:
+            self._held_ms = now
+        elif before.since_ms is not None and not self._deafness.still:
             self._go_on(before.since_ms)
-            if not self._deafness.spent:
-                stood_ms = self.world.now - before.since_ms
-                self.failure_detector = after_standstill(self.failure_detector, stood_ms, now)
+            self.failure_detector = set_back(self.failure_detector, before.stood_ms(now))
 
     def _listen_anew(self) -> None:
         for node in self.cluster.nodes.values():
