@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from torchrelay.orchestrator.store.journal import read_history
+from torchrelay.protocol.messages import events as ev
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
@@ -22,3 +26,9 @@ class FakeTime:
     def sleep(self, seconds: float) -> None:
         """Time passes in which the orchestrator runs: in small pieces."""
         self.ns += int(seconds * 1e9)
+
+
+def told(folder: Path) -> list[int]:
+    """What the journal says was left out, one after the other."""
+    entries = read_history(folder / "journal.db").entries
+    return [entry.event.ms for entry in entries if isinstance(entry.event, ev.TimeLeftOut)]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.support.brain import JOB, NODE, RecordingLink, serving, train
-from tests.support.service import FakeTime, run
+from tests.support.service import FakeTime, run, told
 from torchrelay.agent.uplink import MOST_TOGETHER, Kept, framed, together
 from torchrelay.orchestrator.core import service as shell
 from torchrelay.orchestrator.core.agents import SPAN_MS, Lateness
@@ -20,21 +20,14 @@ from torchrelay.orchestrator.core.traffic import Heard
 from torchrelay.orchestrator.store.journal import Journal, JournalUnavailable, read_history
 from torchrelay.orchestrator.views.views import view_incidents
 from torchrelay.protocol.messages import events as ev
-from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.messages.ids import Generation, JobId, Point, Rank, WorkerId
 from torchrelay.wire.messages.channel import EventFrame, EventsFrame, decode_to_orchestrator
 from torchrelay.wire.messages.codec import encode
 from torchrelay.worker.control.agent_connection import Said
 
-OTHER = NodeId("node-1")
 COUNTED_MS = COUNTED_NS // 1_000_000
 EXITED = ev.WorkerExited(worker=WorkerId("node-0.1.1"), node=NODE, signal=9, cause="SIGKILL")
 RESUMED = ev.WorkerResumed(job=JobId("job"), generation=Generation(2), worker=WorkerId("w"), rank=Rank(0))
-
-
-def told(folder: Path) -> list[int]:
-    """What the journal says was left out, one after the other."""
-    entries = read_history(folder / "journal.db").entries
-    return [entry.event.ms for entry in entries if isinstance(entry.event, ev.TimeLeftOut)]
 
 
 @pytest.fixture
@@ -43,14 +36,6 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     now = [1_800_000_000_000]
     monkeypatch.setattr(shell, "wall_clock_ms", lambda: now[0])
     return now
-
-
-def silence(service: Orchestrator, now: FakeTime, seconds: float) -> None:
-    """Time passes, and nobody is heard."""
-    for _ in range(round(5 * seconds)):
-        now.sleep(0.2)
-        service.clock.now_ms()
-        service._pass_time()
 
 
 def trained(folder: Path, now: FakeTime) -> int:
@@ -210,114 +195,6 @@ def test_nobody_needs_to_say_anything(tmp_path: Path) -> None:
     run(story)
 
 
-def test_no_deadline_passes_while_no_node_is_heard(tmp_path: Path) -> None:
-    """The network of the orchestrator is away in the middle of a recovery. Nobody could report, so nobody is late."""
-    now = FakeTime()
-
-    async def story() -> None:
-        async with serving(tmp_path, now) as service:
-            link = RecordingLink()
-            await train(service, link, report_ms=1_000)
-            before = sum(told(tmp_path))
-            service.beat(link, link.beat())
-            await service.put(EXITED)
-            generation = service.cluster.jobs[JOB].generation
-            for _ in range(200):
-                now.sleep(0.2)
-                service._pass_time()
-                service.clock.now_ms()
-                if now.ns > 2.2e9:
-                    assert service.clock.held
-            assert service.cluster.jobs[JOB].generation == generation, "the others were given up"
-            service.beat(link, link.beat())
-            assert not service.clock.held
-            service._pass_time()
-            assert sum(told(tmp_path)) - before == pytest.approx(38_000, abs=300)
-
-    run(story)
-
-
-def test_the_time_goes_on_though_nobody_is_heard_for_a_minute(tmp_path: Path) -> None:
-    """And the ledger knows when the node fell silent."""
-    now = FakeTime()
-
-    async def story() -> None:
-        async with serving(tmp_path, now) as service:
-            link = RecordingLink()
-            await train(service, link)
-            service.beat(link, link.beat())
-            began_ns = now.ns
-            while service.cluster.nodes[NODE].alive:
-                assert now.ns - began_ns < 61e9, "a node that is gone is waited for for ever"
-                now.sleep(0.2)
-                service.clock.now_ms()
-                service._pass_time()
-            assert now.ns - began_ns >= 60e9
-            lost = next(entry.event for entry in read_history(tmp_path / "journal.db").entries
-                        if isinstance(entry.event, ev.NodeLost))  # fmt: skip
-            assert lost.age_ms == pytest.approx(60_000, abs=300)
-            assert "no beat for 60." in lost.reason
-
-    run(story)
-
-
-def test_of_two_that_fell_silent_the_other_has_time_to_come_back(tmp_path: Path) -> None:
-    now = FakeTime()
-
-    async def story() -> None:
-        async with serving(tmp_path, now) as service:
-            link, other = RecordingLink(), RecordingLink(node=OTHER)
-            await service.attach(other, other.joined())
-            await train(service, link)
-            for one in (link, other):
-                service.beat(one, one.beat())
-            silence(service, now, 20.0)
-            service.beat(link, link.beat())
-            assert service.failure_detector.rhythms[OTHER].longest_ms == pytest.approx(20_000, abs=300)
-            assert service.failure_detector.heard[OTHER, other.incarnation] == service.clock.now_ms()
-            service.beat(other, other.beat())
-            silence(service, now, 4.0)
-            service.beat(link, link.beat())
-            silent_ms = service.clock.now_ms() - service.failure_detector.heard[OTHER, other.incarnation]
-            assert silent_ms == pytest.approx(4_000, abs=300)
-
-    run(story)
-
-
-def test_an_orchestrator_that_could_not_write_waits_for_its_agents_though_it_was_deaf(tmp_path: Path) -> None:
-    now = FakeTime()
-
-    async def story() -> None:
-        async with serving(tmp_path, now) as service:
-            link = RecordingLink()
-            await train(service, link)
-            service.beat(link, link.beat())
-            silence(service, now, 3.0)
-            assert service.clock.held
-            service._degrade("the disk is full")
-            service.beat(link, link.beat())
-            assert service.clock.held, "what is still read now says nothing"
-            service._try_journal()
-            assert not service.degraded
-            service._pass_time()
-            assert service.clock.held, "none of them is back"
-
-    run(story)
-
-
-def test_while_it_waits_for_agents_silence_holds_nothing(tmp_path: Path) -> None:
-    now = FakeTime()
-    trained(tmp_path, now)
-
-    async def second() -> None:
-        async with serving(tmp_path, now) as service:
-            silence(service, now, 3.0)
-            assert service.clock.held
-            assert not service._watch.still
-
-    run(second)
-
-
 def test_after_a_restart_the_time_without_any_orchestrator_is_told(tmp_path: Path, wall: list[int]) -> None:
     now = FakeTime()
     before = trained(tmp_path, now)
@@ -475,20 +352,20 @@ def test_events_that_are_sent_together_have_each_its_own_age() -> None:
     kept = [Kept(3, RESUMED, 100_000_000), Kept(4, RESUMED, 300_000_000)]
     frame = decode_to_orchestrator(framed(kept, 500_000_000))
     assert isinstance(frame, EventsFrame)
-    told = [(one.seq, one.event.age_ms) for one in frame.each() if isinstance(one.event, ev.WorkerResumed)]
-    assert told == [(3, 400), (4, 200)]
+    ages = [(one.seq, one.event.age_ms) for one in frame.each() if isinstance(one.event, ev.WorkerResumed)]
+    assert ages == [(3, 400), (4, 200)]
 
 
 def test_what_has_bytes_of_the_script_goes_alone_and_all_go_in_order() -> None:
     light, bulky = ev.WorkerWarm(worker=WorkerId("w")), EXITED
-    for told, expected in (
+    for events, expected in (
         ([light] * 3, [3]),
         ([bulky, bulky], [1, 1]),
         ([light, bulky, light, light], [1, 1, 2]),
         ([light] * (2 * MOST_TOGETHER + 1), [MOST_TOGETHER, MOST_TOGETHER, 1]),
         ([], []),
     ):
-        kept = [Kept(seq, event, 0) for seq, event in enumerate(told, 1)]
+        kept = [Kept(seq, event, 0) for seq, event in enumerate(events, 1)]
         found = list(together(kept))
         assert [len(some) for some in found] == expected
         assert [one for some in found for one in some] == kept
