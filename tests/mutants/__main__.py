@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import hypothesis  # noqa: F401  loaded once, for all children
@@ -24,19 +24,22 @@ Verdict = tuple[Mutant, str]
 def meet(chosen: list[Mutant], jobs: int) -> Iterator[Verdict]:
     """Let `jobs` children at a time run the tests; yields mutants as they are done, with their killer."""
     waiting, running = list(reversed(chosen)), dict[int, tuple[Mutant, int]]()
+    kills = defaultdict[str, Counter[str]](Counter)
     while waiting or running:
         while waiting and len(running) < jobs:
             mutant = waiting.pop()
-            child, reading = fork_for(mutant)
+            child, reading = fork_for(mutant, kills[mutant.module])
             running[child] = (mutant, reading)
         child, _ = os.wait()
         mutant, reading = running.pop(child)
-        yield mutant, told(reading)
+        killer = told(reading)
+        kills[mutant.module][killer] += 1
+        yield mutant, killer
 
 
 def sound() -> str:
     """Who kills the core as it is: nobody should."""
-    child, reading = fork_for(None)
+    child, reading = fork_for(None, {})
     os.waitpid(child, 0)
     return told(reading)
 

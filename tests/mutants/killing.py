@@ -1,7 +1,7 @@
 """Killing mutants: each is loaded in place of the real module in a process of its own, and meets all tests in turn.
 
-The fastest come first. A test that fails kills, and so does one that does not end: processor time is limited, so that
-a busy machine kills nobody.
+Those come first that have killed others of its module, then the fastest. A test that fails kills, and so does one that
+does not end: processor time is limited, so that a busy machine kills nobody.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import itertools
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,32 +88,9 @@ def explore_a_move() -> None:
     test_exhaustive.explore_a_cutover()
 
 
-def judge_failure_detector() -> None:
-    run_tests_of(*DETECTION)
-
-
-def reach_decisions() -> None:
-    run_tests_of(*DECISIONS)
-
-
-def meet_many_ranks() -> None:
-    run_tests_of(*LARGE)
-
-
-def hear_facts() -> None:
-    """All other tests of the core: a new module of tests is one of these."""
-    found = {path.stem for path in TESTS.glob("test_*.py")}
-    run_tests_of(*sorted(found - {*DETECTION, *DECISIONS, *LARGE, *ELSEWHERE}))
-
-
 TESTS = Path(__file__).parent.parent / "unit" / "protocol"
-DETECTION = (
-    "test_table", "test_stalls", "test_wait_for_graph", "test_silence", "test_deafness", "test_failure_detector",
-    "test_failure_detector_groups",
-)  # fmt: skip
-DECISIONS = ("test_decisions", "test_sources")
-LARGE = ("test_many_at_once", "test_standing")
-ELSEWHERE = ("test_transcripts", "test_unknown_workers")  # killers of their own
+ELSEWHERE = ("test_transcripts",)  # a killer of its own
+LARGE = ("test_many_at_once", "test_standing")  # they take seconds
 
 
 # What tests are given, by what their module makes it with.
@@ -183,44 +161,37 @@ def vary_sequences() -> None:
     profile(given(MOVES)(check))()
 
 
-def meet_strangers() -> None:
-    run_tests_of("test_unknown_workers")
+def unit_tests() -> dict[str, Callable[[], None]]:
+    """All other tests of the core, by their modules."""
+    names = sorted({path.stem for path in TESTS.glob("test_*.py")} - {*ELSEWHERE})
+    names.sort(key=lambda name: name in LARGE)
+    return {name: partial(run_tests_of, name) for name in names}
 
 
 KILLERS: dict[str, Callable[[], None]] = {
     "transcripts": tell_transcripts,
-    "facts": hear_facts,
-    "decisions": reach_decisions,
-    "unknown workers": meet_strangers,
+    **unit_tests(),
     "exhaustive: a move": explore_a_move,
     "exhaustive: a start": explore_a_start,
     "exhaustive: a recovery": explore_a_recovery,
-    "many ranks": meet_many_ranks,
-    "failure_detector": judge_failure_detector,
     "simulation": simulate_some,
     "properties": vary_sequences,
     "more simulation": simulate_more,
 }
 
 
-# Who is asked first, where it is not the quickest that knows the module.
-FIRST = {
-    **dict.fromkeys(
-        ("deafness", "failure_detector", "pulses", "silence", "silent_nodes", "stalls", "table", "wait_for_graph"),
-        "failure_detector",
-    ),
-    "standing": "many ranks",
-}
+def in_order(kills: Mapping[str, int]) -> list[str]:
+    """All killers: those first that have killed other mutants of the same module, the most successful one first."""
+    return sorted(KILLERS, key=lambda name: -kills.get(name, 0))
 
 
-def killer_of(mutant: Mutant | None) -> str:
+def killer_of(mutant: Mutant | None, order: Sequence[str]) -> str:
     """The first test that notices the mutant (None: the core as it is); empty if none does. Ends this process's use."""
     if mutant is not None:
         sys.meta_path.insert(
             0, Finder(f"torchrelay.protocol.{path_of(mutant.module).parent.name}.{mutant.module}", mutant.tree())
         )
-    first = [FIRST[mutant.module]] if mutant is not None and mutant.module in FIRST else []
-    for name in [*first, *(each for each in KILLERS if each not in first)]:
+    for name in order:
         try:
             KILLERS[name]()
         except Exception:  # noqa: BLE001  whatever a broken core does, it is noticed
@@ -228,7 +199,7 @@ def killer_of(mutant: Mutant | None) -> str:
     return ""
 
 
-def in_a_child(mutant: Mutant | None, pipe: int) -> None:
+def in_a_child(mutant: Mutant | None, order: Sequence[str], pipe: int) -> None:
     """Run the tests in this forked process, and write who killed. Never returns."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -236,13 +207,16 @@ def in_a_child(mutant: Mutant | None, pipe: int) -> None:
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     try:
-        os.write(pipe, f"+{killer_of(mutant)}".encode())
+        os.write(pipe, f"+{killer_of(mutant, order)}".encode())
     finally:
         os._exit(0)
 
 
-def fork_for(mutant: Mutant | None) -> tuple[int, int]:
-    """Start the tests of a mutant; returns the child's process id and the pipe on which it tells."""
+def fork_for(mutant: Mutant | None, kills: Mapping[str, int]) -> tuple[int, int]:
+    """Start the tests of a mutant; returns the child's process id and the pipe on which it tells.
+
+    `kills`: how many mutants of the same module each killer has killed.
+    """
     assert not any(name.startswith("torchrelay.protocol") for name in sys.modules), (
         "the core is loaded in children only"
     )
@@ -250,7 +224,7 @@ def fork_for(mutant: Mutant | None) -> tuple[int, int]:
     child = os.fork()
     if child == 0:
         os.close(reading)
-        in_a_child(mutant, writing)
+        in_a_child(mutant, in_order(kills), writing)
     os.close(writing)
     return child, reading
 
