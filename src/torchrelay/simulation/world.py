@@ -173,7 +173,6 @@ class World:
             self.seen(f"outcome: {now.outcome.code}")
         if was.phase is JobPhase.RESUMING and now.phase is JobPhase.RUNNING:
             self.checker.trains_on(now)
-            self.checker.furthest = now.resume_point or START
         if was.open_incident is not None and now.open_incident is None:
             self.seen(f"resolution: {now.accounting.incidents[-1].resolution}")
 

@@ -16,6 +16,7 @@ from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import START, Point, Rank, WorkerId
 from torchrelay.protocol.model.incident import UNSETTLED, Mark, Resolution
 from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.model.moves import Move, MoveState
 from torchrelay.protocol.model.roster import Seat
 from torchrelay.simulation.scene import Scene
 
@@ -132,3 +133,9 @@ def furthest(world: Scene, rank: Rank) -> Point:
     """The last point that anybody has committed as this rank."""
     every = [each.training.committed for each in world.processes.values() if each.rank == rank]
     return max((point for point in every if point is not None), default=START)
+
+
+def lets_go(move: Move, rank: Rank) -> bool:
+    """Whether a move is over for a rank, and has not only been called off."""
+    over = rank not in move.ranks if move.open else move.state is not MoveState.CALLED_OFF
+    return over or rank in move.moved

@@ -19,9 +19,9 @@ from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import START, Generation, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.model.job import Job, JobPhase
-from torchrelay.protocol.model.moves import Move, MoveState, Request
+from torchrelay.protocol.model.moves import MoveState, Request
 from torchrelay.protocol.model.state import Cluster
-from torchrelay.simulation.judge.checks import Violation, check_together
+from torchrelay.simulation.judge.checks import Violation, check_together, lets_go
 from torchrelay.simulation.machine.machines import Machine
 from torchrelay.simulation.model import script as sc
 from torchrelay.simulation.model.causes import Cause
@@ -48,7 +48,7 @@ class Checker:
         self.deaths: Counter[tuple[NodeId, int]] = Counter()
         self.hit_before_commit: set[int] = set()  # when
         self.resumed_from: dict[int, Point] = {}  # restarts -> the newest point resumed from
-        self.furthest = START  # that any rank has committed since all began, or went on
+        self.furthest = self.came_from = START  # that any rank has committed; and before all went back
         self.exited_at: set[tuple[Rank | None, Point]] = set()
         self.replacements: set[WorkerId] = set()
         self.differing: Counter[Rank] = Counter()
@@ -253,9 +253,8 @@ class Checker:
     def orphan(self, machine: Machine) -> None:
         """The ranks that are held there lose their pages with the node."""
         for process in list(machine.processes.values()):
-            training = process.training
-            target = training.prepared and training.committed is None
-            if process.rank is not None and process.id not in self.fenced and training.joined and not target:
+            joined = process.training.joined and not is_target(process)
+            if process.rank is not None and process.id not in self.fenced and joined:
                 self.orphans[process.rank] = process
 
     def raised(self, worker: WorkerId, kind: str, signature: str) -> None:
@@ -271,8 +270,8 @@ class Checker:
     def exits(self, worker: WorkerId) -> None:
         """A worker ends by itself. Twice at the same point nobody can tell that from the script's own error."""
         self.gone(worker, "exits")
-        process = self.world.processes[worker]
-        place = process.rank, max((record.point for record in process.records()), default=START)
+        one = self.world.processes[worker]
+        place = one.rank, max((record.point for record in one.records()), default=START)
         if place in self.exited_at:
             self.causes.add(Cause.TWICE)
         self.exited_at.add(place)
@@ -355,8 +354,7 @@ class Checker:
         for other in self.world.processes.values():
             if other.rank != order.rank or other.id == order.worker or not other.alive or self.node_was_lost:
                 continue
-            target = other.training.prepared and other.training.committed is None  # it has never held the rank
-            if not order.examples and not target and not self.has_left(other.id):
+            if not order.examples and not is_target(other) and not self.has_left(other.id):
                 self.fail(f"rank {order.rank} is given to {order.worker} while {other.id} still runs")
         recorded = self.once.get(order.rank)
         if recorded is not None and dict(order.once).get("tracker") != recorded:
@@ -459,10 +457,13 @@ class Checker:
     def goes_back(self, was: Job, now: Job) -> None:
         """All go back to a snapshot: the ledger tells how many steps that costs, but for the one under way."""
         point, incident = now.rollback.point, now.open_incident
-        if point is None or incident is None or point == was.rollback.point or self.node_was_lost:
+        if point is None or incident is None or point == was.rollback.point:
             return
-        lost = self.furthest.step - point.step
-        if abs(incident.lost - lost) > 1:
+        if was.rollback.point is None:  # else they are on their way back still
+            self.came_from = self.furthest
+        self.furthest = point
+        lost = self.came_from.step - point.step
+        if abs(incident.lost - lost) > 1 and not self.node_was_lost:
             self.fail(f"{lost} steps are made again from {point}, and the ledger tells of {incident.lost}")
 
     def must_lose(self) -> bool:
@@ -486,13 +487,12 @@ class Checker:
         )
 
 
-def lets_go(move: Move, rank: Rank) -> bool:
-    """Whether a move is over for a rank, and has not only been called off."""
-    over = rank not in move.ranks if move.open else move.state is not MoveState.CALLED_OFF
-    return over or rank in move.moved
-
-
 def has_trained(process: Process) -> bool:
     """Whether it holds state that something was committed to."""
     point = process.training.committed
     return point is not None and point > START
+
+
+def is_target(process: Process) -> bool:
+    """Whether it is prepared for a rank that it has never held."""
+    return process.training.prepared and process.training.committed is None
