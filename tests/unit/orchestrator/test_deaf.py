@@ -77,6 +77,29 @@ def test_the_time_goes_on_though_nobody_is_heard_for_a_minute(tmp_path: Path) ->
     run(story)
 
 
+def test_an_orchestrator_that_was_away_itself_while_its_clock_stood_calls_nobody_silent(tmp_path: Path) -> None:
+    """One machine, frozen for two minutes with all that is on it: none of them has had a chance to be heard."""
+    now = FakeTime()
+
+    async def story() -> None:
+        async with serving(tmp_path, now) as service:
+            link = RecordingLink()
+            await train(service, link)
+            service.beat(link, link.beat())
+            silence(service, now, 3.0)
+            now.sleep(120.0)
+            service._pass_time()
+            assert service.cluster.nodes[NODE].alive
+            assert service.clock.held
+            service.beat(link, link.beat())
+            silent_ms = service.failure_detector.rhythms[NODE].longest_ms
+            assert silent_ms == pytest.approx(3_000, abs=300)
+            service._pass_time()
+            assert sum(told(tmp_path)) >= 120_000, "the ledger owns up to all of it"
+
+    run(story)
+
+
 def test_of_two_that_fell_silent_the_other_has_time_to_come_back(tmp_path: Path) -> None:
     now = FakeTime()
 

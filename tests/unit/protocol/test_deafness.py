@@ -99,6 +99,14 @@ def test_a_job_that_is_to_stop_has_its_own_time() -> None:
     assert ends.jobs[JOB].phase is JobPhase.ENDING
     assert not is_deaf(cast.failure_detector, ends, now)
     assert all_silent(cast.failure_detector, ends, now)
+    over = asked.with_job(replace(asked.jobs[JOB], phase=JobPhase.ENDED))
+    assert is_deaf(cast.failure_detector, over, now), "it is over, and others may train"
+
+
+def test_when_nothing_is_left_it_does_not_stand() -> None:
+    deafness = Deafness(left_ms=0, seen_ms=5)
+    assert not deafness.look(True, 5).still
+    assert deafness.look(True, 6).still
 
 
 def test_without_a_living_node_the_time_goes_on() -> None:

@@ -92,6 +92,11 @@ def both_tell(sharded: Sharded, on_a: tuple[ev.Snapshot, ...], on_b: tuple[ev.Sn
     sharded.report(0, on_a)
 
 
+def both_tell_at(sharded: Sharded, point: int, kept: tuple[ev.Snapshot, ...]) -> None:
+    sharded.lose(1, kept)
+    sharded.report(0, kept, point)
+
+
 def test_all_go_back_to_the_newest_that_all_have(sharded: Sharded) -> None:
     both_tell(sharded, snapshots(1, 6), (*snapshots(1, 6, ranks=[0]), *snapshots(1, ranks=[1])))
     job = sharded.story.job
@@ -259,6 +264,20 @@ def test_steps_that_were_lost_before_and_made_again_are_counted_once(sharded: Sh
         sharded.lose(rank, snapshots(14))
     lost = [incident.lost for incident in sharded.story.job.accounting.incidents]
     assert (lost, sharded.story.job.rollback.furthest) == ([10, 1], Point(20))
+
+
+def test_of_two_times_back_in_one_incident_each_counts_what_it_costs(sharded: Sharded) -> None:
+    sharded.train(20)
+    both_tell_at(sharded, 20, snapshots(18))
+    sharded.settle()
+    sharded.train(19)
+    both_tell_at(sharded, 19, snapshots(10, 18))
+    for _ in range(9):
+        sharded.keep()
+        sharded.story.answer((od.Fence, od.StartWorker, od.Assign, od.Recall))
+    for rank in (0, 1):
+        sharded.lose(rank, snapshots(10))
+    assert [incident.lost for incident in sharded.story.job.accounting.incidents] == [2, 1 + 8]
 
 
 def test_who_goes_back_further_on_the_way_back_has_lost_all_of_it(sharded: Sharded) -> None:

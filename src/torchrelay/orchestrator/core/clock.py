@@ -33,6 +33,7 @@ class Clock:
         self._left_out_ns = away_ms * 1_000_000
         self._asked_ns = source()
         self._passed_ns = start_ms * 1_000_000
+        self._ran_ns = 0
         self._allowed_ns: int | None = None  # what may still count until somebody looks; None: all
         self._noted_ns = self._left_out_ns  # of what was left out, when it was last noted
         self.held = False
@@ -42,9 +43,9 @@ class Clock:
         """The time now, without the gaps."""
         now = self._source()
         passed = now - self._asked_ns
-        counted = 0 if self.held else passed
-        if counted > GAP_NS:
-            counted = COUNTED_NS
+        ran = COUNTED_NS if passed > GAP_NS else passed
+        self._ran_ns += ran
+        counted = 0 if self.held else ran
         if self._allowed_ns is not None:
             counted = min(counted, self._allowed_ns)
             self._allowed_ns -= counted
@@ -72,6 +73,11 @@ class Clock:
         """How much was left out until now, `away_ms` included."""
         self.now_ms()
         return self._left_out_ns // 1_000_000
+
+    def ran_ms(self) -> int:
+        """For how long the orchestrator has run since its start, also while the clock was held."""
+        self.now_ms()
+        return self._ran_ns // 1_000_000
 
     def hold(self) -> None:
         """Stop the time, until `release`."""

@@ -61,7 +61,7 @@ class Watch:
         self._deafness = Deafness()
 
     def _look(self, failure_detector: FailureDetector, clock: Clock, deaf: bool) -> FailureDetector:
-        before, passed = self._deafness, clock.now_ms() + clock.left_out_ms()
+        before, passed = self._deafness, clock.ran_ms()  # who was away itself has not listened
         self._deafness = before.look(deaf, passed)
         if self.still == before.still:
             return failure_detector

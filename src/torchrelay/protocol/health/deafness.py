@@ -22,7 +22,7 @@ MOST_STILL_MS = DEAF_MS - ALL_SILENT_MS
 
 
 class Deafness(Struct, frozen=True):
-    """Whether the time stands still for that reason. All times by a clock that goes on.
+    """Whether the time stands still for that reason. All times by a clock that goes on while the orchestrator runs.
 
     since_ms  since when it stands; None: it does not
     spent     it has stood for as long as it may, and nobody was heard since
@@ -45,7 +45,7 @@ class Deafness(Struct, frozen=True):
             return self if deaf and left > 0 else Deafness(spent=deaf, left_ms=max(0, left), seen_ms=passed_ms)
         gone_on = 0 if self.seen_ms is None else passed_ms - self.seen_ms
         left = min(MOST_STILL_MS, self.left_ms + gone_on)
-        since = passed_ms if deaf and not self.spent else None
+        since = passed_ms if deaf and not self.spent and left > 0 else None
         return Deafness(since, spent=deaf and self.spent, left_ms=left, seen_ms=passed_ms)
 
     def stood_ms(self, passed_ms: int) -> int:
@@ -75,7 +75,7 @@ def limit_ms(failure_detector: FailureDetector) -> int:
 
 def stops(job: Job) -> bool:
     """Whether an operator, or a batch system, waits for its end."""
-    return job.stop is not None or job.phase is JobPhase.ENDING
+    return job.phase is not JobPhase.ENDED and (job.stop is not None or job.phase is JobPhase.ENDING)
 
 
 def set_back(failure_detector: FailureDetector, stood_ms: int) -> FailureDetector:

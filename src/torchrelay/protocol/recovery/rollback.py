@@ -111,8 +111,7 @@ def roll_back(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
         return None
     now = cluster.now_ms
     furthest = max(reached, job.rollback.furthest)
-    # What was made again since the last time was counted then, unless all are on their way back still.
-    from_here = reached if job.rollback.point is None else furthest
+    here = max(reached, job.rollback.point or START)  # or on the way back to there, still
     seats = Table((rank, emptied(cluster, job, rank)) for rank in job.seats)
     for worker in cluster.of_job(job.spec.job):
         if worker.rank is not None:  # what it leaves in its page is of steps that are made again
@@ -125,7 +124,7 @@ def roll_back(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
     job = job.with_rollback(point=point, furthest=furthest, times=times)
     incident = job.open_incident
     assert incident is not None, "somebody was lost"
-    job = job.with_incident(replace(incident, lost=max(incident.lost, from_here.step - point.step)))
+    job = job.with_incident(replace(incident, lost=incident.lost + here.step - point.step))
     return cluster.with_job(job.enter(JobPhase.AGREEING, now, text))
 
 

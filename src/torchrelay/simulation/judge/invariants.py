@@ -48,7 +48,8 @@ class Checker:
         self.deaths: Counter[tuple[NodeId, int]] = Counter()
         self.hit_before_commit: set[int] = set()  # when
         self.resumed_from: dict[int, Point] = {}  # restarts -> the newest point resumed from
-        self.furthest = self.came_from = START  # that any rank has committed; and before all went back
+        self.furthest = START  # that any rank has committed, in what counts still
+        self.lost_in = self.lost = self.rolls = 0  # in which incident, how many steps, and how often all went back
         self.exited_at: set[tuple[Rank | None, Point]] = set()
         self.replacements: set[WorkerId] = set()
         self.differing: Counter[Rank] = Counter()
@@ -459,12 +460,11 @@ class Checker:
         point, incident = now.rollback.point, now.open_incident
         if point is None or incident is None or point == was.rollback.point:
             return
-        if was.rollback.point is None:  # else they are on their way back still
-            self.came_from = self.furthest
-        self.furthest = point
-        lost = self.came_from.step - point.step
-        if abs(incident.lost - lost) > 1 and not self.node_was_lost:
-            self.fail(f"{lost} steps are made again from {point}, and the ledger tells of {incident.lost}")
+        if self.lost_in != incident.number:
+            self.lost_in, self.lost, self.rolls = incident.number, 0, 0
+        self.lost, self.rolls, self.furthest = self.lost + self.furthest.step - point.step, self.rolls + 1, point
+        if abs(incident.lost - self.lost) > self.rolls and not self.node_was_lost:
+            self.fail(f"{self.lost} steps are made again from {point}, and the ledger tells of {incident.lost}")
 
     def must_lose(self) -> bool:
         """Whether the world has done something that this job need not survive without loss."""
