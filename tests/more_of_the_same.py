@@ -213,6 +213,7 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "test_halts_and_core": ("not_wanted_any_more", "outgoing_that_dies", "lost_after_the_cutover",),
     "test_identity": ("known[getenvb]", "known[not contains]", "known[setdefault]", "known[copy]", "known[splat]",),
+    "test_killers": ("the_core_as_it_is",),
     "test_layouts": (
         "bits[pp-", "launch[hsdp", "launch[fsdp", "bits[ddp-rich", "launch[pp-0-any one rank may be lost wit",
         "bits[hsdp-faults0]",
