@@ -5,7 +5,7 @@ SEED ?=
 NAME ?= recovery
 FAULTS ?= 300
 ARGS ?=
-# Files of tests are handed out whole, in the order of tests/conftest.py. Jobs wait now and then: four at a time.
+# Files of tests are handed out whole, in the order of tests/conftest.py. Jobs wait now and then: three at a time.
 SHARE := --dist loadfile --no-loadscope-reorder
 
 # uv does not read pip's variables: lend it the wheel folder where there is one.
@@ -48,7 +48,7 @@ ifneq ($(SEED),)
 	$(PY) -m torchrelay.simulation --seed $(SEED) --story
 else
 	$(PY) -m pytest -q $(SHARE) -n 2 -m 'not jobs and not gpu and not soak' $(ARGS)
-	$(PY) -m pytest -q $(SHARE) -n 4 -m 'jobs and not gpu and not soak' $(ARGS)
+	$(PY) -m pytest -q $(SHARE) -n 3 -m 'jobs and not gpu and not soak' $(ARGS)
 endif
 
 check: $(READY)  ## style, types, architecture

@@ -1,6 +1,6 @@
 """The core as it is passes all that has to notice a mutant of it: else every mutant would seem to be noticed.
 
-`python -m tests.mutants` begins with the same; here each has its own name. In `make soak`, as `make test` has the tests.
+`python -m tests.mutants` begins with the same; here each has its own name. `make test` has the tests themselves.
 """
 
 from __future__ import annotations
