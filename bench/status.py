@@ -20,10 +20,11 @@ from aiohttp import web
 
 from figures import finish
 from torchrelay.api.endpoint import JOURNAL, TOKEN, Endpoint, read_endpoint, write_endpoint
-from torchrelay.orchestrator.__main__ import listen
+from torchrelay.orchestrator.__main__ import listen, url_of
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.api import make_app
 from torchrelay.orchestrator.http.door import Door, Strangers
+from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.orchestrator.store.journal import Journal
 from torchrelay.protocol.health.pulses import BEAT_MS, Beat, Sample
 from torchrelay.protocol.messages import events as ev
@@ -96,10 +97,10 @@ async def serve(run_dir: Path) -> None:
     with closing(Journal(run_dir / JOURNAL)) as journal:
         service = Orchestrator(journal)
         strangers = Strangers()
-        runner = web.AppRunner(make_app(service, token, strangers), access_log=None)
+        runner = web.AppRunner(make_app(service, Keys.of_one(token), strangers), access_log=None)
         await runner.setup()
         assert runner.server is not None
-        url = await listen(Door(runner.server, strangers), "127.0.0.1", 0)
+        url = url_of("127.0.0.1", await listen(Door(runner.server, strangers), "127.0.0.1", 0), tls=False)
         serving = asyncio.create_task(service.serve())
         agents = [FakeAgent(service, number) for number in range(NODES)]
         slots = (RANKS + SPARES) // NODES

@@ -17,6 +17,7 @@ from tests.support.brain import (
 )
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.api import make_app
+from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.wire.messages.channel import (
     AGENT_PATH,
@@ -86,7 +87,7 @@ class Agent:
 @asynccontextmanager
 async def open_port(folder: Path) -> AsyncIterator[Port]:
     async with serving(folder) as service:
-        server = TestServer(make_app(service, TOKEN))
+        server = TestServer(make_app(service, Keys.of_one(TOKEN)))
         await server.start_server()
         try:
             async with ClientSession(headers=HEADERS) as session:

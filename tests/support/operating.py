@@ -19,6 +19,7 @@ from torchrelay.cli import main as command
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.api import make_app
 from torchrelay.orchestrator.http.changes import watch_freezes
+from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.orchestrator.store.journal import read_history
 from torchrelay.protocol.messages.events import (
     JobSubmitted,
@@ -67,7 +68,7 @@ async def at_a_desk(folder: Path, **changes: object) -> AsyncIterator[Desk]:
     token = new_token()
     write_token(run_dir / TOKEN, token)
     async with serving(run_dir) as service:
-        server = TestServer(make_app(service, token))
+        server = TestServer(make_app(service, Keys.of_one(token)))
         await server.start_server()
         url = str(server.make_url("")).rstrip("/")
         write_endpoint(run_dir, Endpoint(url=url, pid=1))

@@ -13,23 +13,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import fcntl
 import json
 import logging
 import os
+import re
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from torchrelay.agent.agent import CANNOT_START, SAFE_ID, Agent, Site
+from torchrelay.agent.joining import CannotJoin, add_flags, fetch, own_address, own_run_dir, settle, take_pass, url_of
 from torchrelay.agent.uplink import UNIX
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.wire.files.descriptors import allow_many
-from torchrelay.wire.files.launch import Launch, read_launch
+from torchrelay.wire.files.launch import Launch, forget_environment, read_launch
 from torchrelay.wire.files.owned import Foreign, read_owned
 from torchrelay.wire.files.ownlog import OwnLog
+from torchrelay.wire.trust.passes import read_pass
 from torchrelay.wire.trust.trust import TrustError, read_token
 
 logger = logging.getLogger("torchrelay.agent")
@@ -53,7 +58,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--host", default=LOOPBACK, help="address on which this node's workers listen")
     parser.add_argument("--linger", type=float, default=0.0, help="seconds that workers outlive this agent's death")
     parser.add_argument("--tied", action="store_true", help="end when the process that started this one has ended")
-    options = parser.parse_args(arguments)
+    return checked(parser, parser.parse_args(arguments))
+
+
+def checked(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argparse.Namespace:
     if not SAFE_ID.fullmatch(options.node):
         parser.error(f"--node {options.node!r}: use letters, digits, '.', '_' and '-'")
     if options.slots < 1:
@@ -128,8 +136,13 @@ async def serve(options: argparse.Namespace, folder: Path, launch: Launch, paren
         folder=folder,
         logs=options.run_dir.absolute() / "logs",
         linger_s=options.linger,
+        held=options.held,
     )
-    agent = Agent(site, launch, where=address_book(options), token=lambda: read_token(options.token_file))
+
+    def token() -> str:
+        return read_token(options.token_file) if site.held is None else read_pass(site.held).token
+
+    agent = Agent(site, launch, where=address_book(options), token=token)
     watching = asyncio.create_task(watch_parent(agent, parent)) if options.tied else None
     try:
         return await agent.run()
@@ -145,13 +158,24 @@ async def serve(options: argparse.Namespace, folder: Path, launch: Launch, paren
 def main(arguments: list[str] | None = None) -> int:
     parent = os.getppid()
     options = parse(arguments)
+    options.held = None
     allow_many()
-    handler = OwnLog(sys.stderr, options.run_dir / "logs" / f"agent-{options.node}.log")
-    form = f"%(asctime)s %(levelname).1s {options.node}: %(message)s"
+    log_to(options.run_dir / "logs", options.node)
+    return run(options, parent)
+
+
+def log_to(folder: Path, node: str) -> None:
+    handler = OwnLog(sys.stderr, folder / f"agent-{node}.log")
+    form = f"%(asctime)s %(levelname).1s {node}: %(message)s"
     logging.basicConfig(handlers=[handler], level=logging.INFO, format=form)
+
+
+def run(options: argparse.Namespace, parent: int) -> int:
+    """Serve with a launch that lies in the run's folder. Returns the exit code."""
     try:
         launch = read_launch(options.run_dir)
-        read_token(options.token_file)
+        if options.held is None:
+            read_token(options.token_file)
         folder, made_up = private_folder(options.folder)
         (options.run_dir / "logs").mkdir(mode=0o700, exist_ok=True)
         own = take_node(folder, options.node)
@@ -161,6 +185,51 @@ def main(arguments: list[str] | None = None) -> int:
     code = asyncio.run(serve(options, own, launch, parent))
     shutil.rmtree(folder if made_up else own, ignore_errors=True)
     return code
+
+
+# ---------------------------------------------------------------- on a machine of its own
+
+LINGER_S = 20.0  # how long workers train on without their agent, which is started again at once
+MEMORY = Path("/dev/shm")
+
+
+def say(text: str) -> None:
+    print(f"torchrelay: {text}", file=sys.stderr, flush=True)
+
+
+def join(arguments: list[str]) -> int:
+    """`torchrelay agent --join ...`: ask the orchestrator what is to be run, then serve. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="torchrelay agent", description="Make this machine a node of a running job.")
+    add_flags(parser)
+    options = parser.parse_args(arguments)
+    options.node = options.node or socket.gethostname().partition(".")[0]
+    allow_many()
+    try:
+        prepare(options)
+    except (CannotJoin, TrustError, OSError, ValueError) as error:
+        say(f"{options.node} cannot join: {error}")
+        return CANNOT_START
+    checked(parser, options)
+    log_to(options.run_dir / "logs", options.node)
+    code = run(options, os.getppid())
+    with contextlib.suppress(OSError):
+        forget_environment(options.run_dir)
+    return code
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Fill in what an agent needs from what the orchestrator says. Raises `CannotJoin`, `TrustError`, OSError."""
+    options.url, options.endpoint, options.tied, options.linger = url_of(options.join), None, False, LINGER_S
+    # Known beforehand, so that an agent that is started again finds the workers of the one before it.
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", f"torchrelay-{os.getuid()}-{options.join}")
+    options.folder, _ = private_folder((MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())) / name)
+    options.held = take_pass(options.token_file, options.folder)
+    launch = asyncio.run(fetch(options.url, options.held, options.patience, say))
+    options.host = options.host or own_address(options.url)
+    options.slots = options.slots or launch.nproc_per_node
+    options.run_dir = own_run_dir(options.dir, launch.job, options.node)
+    settle(launch, options.run_dir, os.environ)
+    say(f"{options.node} ({options.host}) joins {launch.job} at {options.join}; logs in {options.run_dir / 'logs'}")
 
 
 if __name__ == "__main__":

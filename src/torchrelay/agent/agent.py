@@ -19,6 +19,7 @@ from uuid import uuid4
 from torchrelay.agent.allegiance import Allegiance, all_of, write_while_alone
 from torchrelay.agent.connections import WorkerConnections
 from torchrelay.agent.network.network import Network
+from torchrelay.agent.output.forwarding import Forwarder
 from torchrelay.agent.uplink import Rejected, Uplink
 from torchrelay.agent.workers.forks import Child, Ended, Fork
 from torchrelay.agent.workers.processes import CannotFork, Processes, base_environment, worker_environment
@@ -33,6 +34,7 @@ from torchrelay.wire.files.launch import Launch
 from torchrelay.wire.files.snapshot_store import snapshot_store_in
 from torchrelay.wire.messages.channel import Attach, Attached, JobTerms, NetworkFrame, OrderFrame, Shutdown, ToAgent
 from torchrelay.wire.messages.worker_frames import ATTENDED_S, FromWorker, Welcome
+from torchrelay.wire.trust.passes import client_context
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class Site:
     folder: Path  # 0700, of this node alone, in memory: sockets and pages
     logs: Path
     linger_s: float = 0.0  # how long workers outlive an agent that dies
+    held: Path | None = None  # the run's pass for agents, on a machine of its own: what workers print is sent, too
 
 
 class Agent:
@@ -100,7 +103,9 @@ class Agent:
             on_message=self._on_message,
             on_acked=self._on_acked,
             allegiance=Allegiance(site.folder),
+            tls=None if site.held is None else client_context(site.held),
         )
+        self.forwarder = None if site.held is None else Forwarder(site.logs, self.uplink.print, self._is_heard)
         self.network = (
             None
             if launch.paths is None
@@ -134,14 +139,17 @@ class Agent:
         attending = asyncio.create_task(self._attend())
         looking = asyncio.create_task(self._look())
         writing = asyncio.create_task(write_while_alone(self.site.folder, self._is_heard, self._alone))
+        printing = asyncio.create_task(self._print())
         try:
             await asyncio.wait((hearing, talking, looking, self._stop), return_when=asyncio.FIRST_COMPLETED)
             order, code = self._why(hearing, talking, looking)
             logger.info("ending: %s", order.reason)
             await self._end_workers(order, hearing)
+            if self.forwarder is not None:
+                self.forwarder.look(last=True)
             await self.uplink.flush(FLUSH_S)
         finally:
-            beside = (hearing, talking, attending, looking, writing)
+            beside = (hearing, talking, attending, looking, writing, printing)
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
@@ -283,6 +291,13 @@ class Agent:
             await asyncio.get_running_loop().create_future()
         else:
             await self.network.run()
+
+    async def _print(self) -> None:
+        """Send on what workers print, from a machine of its own; never ends by itself."""
+        if self.forwarder is None:
+            await asyncio.get_running_loop().create_future()
+        else:
+            await self.forwarder.run()
 
     def _slot_of(self, pid: int) -> int | None:
         """The slot of the worker with this process id."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from torchrelay.wire.messages.channel import (
     EventsFrame,
     NetworkFrame,
     OrderFrame,
+    OutputFrame,
     Pace,
     Refused,
     ToAgent,
@@ -31,6 +33,7 @@ from torchrelay.wire.messages.channel import (
 )
 from torchrelay.wire.messages.codec import MAX_MESSAGE, WireError, encode
 from torchrelay.wire.messages.prompt import resume_soon
+from torchrelay.wire.trust.passes import Role
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +44,7 @@ HANDSHAKE_S = 5.0
 PING_S = 10.0
 UNIX = "unix:"  # in place of a URL: the path of a socket
 UNAUTHORIZED = (401, 403)
+MOST_OUTPUT = 1_000  # frames of output that wait while nobody hears them
 MOST_TOGETHER = 64  # events in one frame
 BULKY = (WorkerExited, RecordKept, OnceRecorded)  # they have bytes of the script's: each goes alone
 
@@ -99,6 +103,7 @@ class Uplink:
     on_message  is called, from the event loop, with everything but Ack and Refused
     on_acked    is called with every event once it is in the journal
     allegiance  which orchestrator is obeyed
+    tls         what is shown to it, and asked of it, at an https URL
     """
 
     def __init__(
@@ -111,6 +116,7 @@ class Uplink:
         on_message: Callable[[ToAgent], None],
         on_acked: Callable[[Event], None],
         allegiance: Allegiance | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._where = where
         self._token = token
@@ -133,6 +139,8 @@ class Uplink:
         self._ever = False
         self._trouble = ""
         self.allegiance = allegiance or Allegiance()
+        self._tls = tls
+        self._output: deque[OutputFrame] = deque(maxlen=MOST_OUTPUT)
 
     def tell(self, event: Event, at_ns: int | None = None) -> None:
         """Send an event; keep it, and send it again if need be, until it is acknowledged."""
@@ -146,14 +154,25 @@ class Uplink:
         self._news = news
         self._more.set()
 
+    def print(self, log: str, lines: tuple[str, ...]) -> None:
+        """Send lines of a worker. What nobody hears within `MOST_OUTPUT` further frames is not sent."""
+        self._output.append(OutputFrame(log, lines))
+        self._more.set()
+
     def waiting(self) -> tuple[Event, ...]:
         """The events that are not acknowledged yet, oldest first."""
         return tuple(kept.event for kept in self._kept)
 
     async def flush(self, deadline_s: float) -> bool:
-        """Wait until all events are acknowledged; False at the deadline, or if there is no connection."""
+        """Wait until all events are acknowledged; False at the deadline, or if there is no connection.
+
+        Lines that were to be printed have gone out by then.
+        """
         try:
             async with asyncio.timeout(deadline_s if self.connected else 0):
+                while self._output:  # it has no acknowledgement
+                    self._more.set()
+                    await asyncio.sleep(0)
                 await self._empty.wait()
         except TimeoutError:
             return False
@@ -165,7 +184,7 @@ class Uplink:
         while True:
             try:
                 await self.open.wait()
-                url, connector = way_to(self._where())
+                url, connector = way_to(self._where(), self._tls)
                 async with aiohttp.ClientSession(connector=connector) as session:
                     await self._connect(session, url)
             except Rejected as error:
@@ -191,7 +210,13 @@ class Uplink:
         headers = {"Authorization": f"Bearer {self._token()}"}
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                socket = await session.ws_connect(url, headers=headers, heartbeat=PING_S, max_msg_size=MAX_MESSAGE)
+                socket = await session.ws_connect(
+                    url,
+                    headers=headers,
+                    heartbeat=PING_S,
+                    max_msg_size=MAX_MESSAGE,
+                    server_hostname=Role.ORCHESTRATOR.server_name if url.startswith("https:") else None,
+                )
         except aiohttp.WSServerHandshakeError as error:
             if error.status in UNAUTHORIZED:
                 raise Rejected(f"{url} does not accept our token (status {error.status})") from error
@@ -238,6 +263,8 @@ class Uplink:
             if self._news is not None:
                 news, self._news = self._news, None
                 await socket.send_bytes(encode(news))
+            while self._output:
+                await socket.send_bytes(encode(self._output.popleft()))
             if time.monotonic() >= due:
                 await socket.send_bytes(encode(BeatFrame(self._beat(), time.monotonic_ns() // 1_000_000)))
                 due = time.monotonic() + self._beat_s
@@ -271,11 +298,11 @@ class Uplink:
             self._empty.set()
 
 
-def way_to(where: str) -> tuple[str, aiohttp.BaseConnector]:
+def way_to(where: str, tls: ssl.SSLContext | None = None) -> tuple[str, aiohttp.BaseConnector]:
     """The URL of the agents' channel, and what leads there."""
     if where.startswith(UNIX):
         return "http://localhost" + AGENT_PATH, aiohttp.UnixConnector(where.removeprefix(UNIX))
-    return where.rstrip("/") + AGENT_PATH, aiohttp.TCPConnector()
+    return where.rstrip("/") + AGENT_PATH, aiohttp.TCPConnector() if tls is None else aiohttp.TCPConnector(ssl=tls)
 
 
 async def receive(socket: aiohttp.ClientWebSocketResponse) -> ToAgent:

@@ -59,6 +59,10 @@ ROWS = (
         "start a script as torchrun does, and keep it going through faults",
     ),
     Verb(
+        "agent", Family.LAUNCH, "agent:run",
+        "make this machine a node of a job that was started elsewhere: --join HOST:PORT --token-file F",
+    ),
+    Verb(
         "status", Family.VIEW, "status:show_status",
         "how a job is doing: step, generation, phase and why, spares, incidents, moves, freezes, taints",
         LOOKING,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 from contextlib import closing
 from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
+from pathlib import Path
 from urllib.parse import urlsplit
 
 
@@ -14,11 +16,12 @@ class NoAnswer(ConnectionError):
 
 
 class Connection(HTTPConnection):
-    """Connects to a unix socket, if there is one, else to the port."""
+    """Connects to a unix socket, if there is one, else to the port; there with TLS, if there is a pass."""
 
-    def __init__(self, host: str, port: int, timeout_s: float, inside: str) -> None:
+    def __init__(self, host: str, port: int, timeout_s: float, inside: str, held: Path | None) -> None:
         super().__init__(host, port, timeout=timeout_s)
         self._inside = inside
+        self._pass = held
 
     def connect(self) -> None:
         """Raises OSError."""
@@ -35,24 +38,40 @@ class Connection(HTTPConnection):
                 found.close()
                 raise
         super().connect()
+        if self._pass is not None:
+            from torchrelay.wire.trust.passes import Role, client_context  # ssl takes time to import
+
+            context = client_context(self._pass)
+            self.sock = context.wrap_socket(self.sock, server_hostname=Role.ORCHESTRATOR.server_name)
 
 
 def ask(
-    url: str, method: str, path: str, headers: Mapping[str, str], body: bytes, timeout_s: float, inside: str = ""
+    url: str,
+    method: str,
+    path: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    timeout_s: float,
+    inside: str = "",
+    held: Path | None = None,
 ) -> tuple[int, bytes]:
     """The status and the body of the answer. Raises `NoAnswer`, or OSError, if there is none.
 
     `inside`: a unix socket that leads to the same; if it does not accept connections, the URL is asked.
+    `held`: the pass to show there, for an https URL. Raises `TrustError` if it cannot be used.
     """
     where = urlsplit(url)
-    if where.hostname is None or where.scheme != "http":
+    wanted = "http" if held is None else "https"
+    if where.hostname is None or where.scheme not in ("http", "https"):
         raise NoAnswer(f"{url!r} is no http URL")
+    if where.scheme != wanted and not (inside and os.path.exists(inside)):
+        raise NoAnswer(f"{url} is reached with a pass and over https, or with neither")
     # The library would refuse such a line, too, but its error quotes the value, and that may be the token.
     if any(control in text for text in (path, *headers, *headers.values()) for control in "\r\n"):
         raise NoAnswer("a line break in a header")
     # A user's name may hold characters that a header cannot.
     encoded = {name: value.encode("latin-1", "replace") for name, value in headers.items()}
-    with closing(Connection(where.hostname, where.port or 80, timeout_s, inside)) as connection:
+    with closing(Connection(where.hostname, where.port or 80, timeout_s, inside, held)) as connection:
         try:
             connection.request(method, path, body, {**encoded, "Connection": b"close"})
             return read_answer(connection.getresponse())

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torchrelay.protocol.messages.events import JobSpec
 
 TIMEOUT_S = 5.0
+OPERATOR = Path("passes") / "operator.pem"  # in the folder of a run over several machines
 WHO = "X-Torchrelay-Who"
 T = TypeVar("T")
 
@@ -56,10 +57,11 @@ class Denied(ValueError):
 class Client:
     """One orchestrator's API. Every method raises `Away` or `Denied`."""
 
-    def __init__(self, url: str, token: str, inside: str = "") -> None:
+    def __init__(self, url: str, token: str, inside: str = "", held: Path | None = None) -> None:
         self.url = url
         self._token = token
         self._inside = inside  # a unix socket that leads to the same
+        self._pass = held  # what is shown at an https URL
 
     @classmethod
     def of(cls, run_dir: Path) -> Client:
@@ -67,7 +69,19 @@ class Client:
         endpoint = read_endpoint(run_dir)
         if endpoint is None:
             raise Away(f"no orchestrator has been started in {run_dir}")
+        if endpoint.url.startswith("https:"):
+            return cls.at(endpoint.url, run_dir / OPERATOR, endpoint.socket)
         return cls(endpoint.url, read_token(run_dir / TOKEN), endpoint.socket)
+
+    @classmethod
+    def at(cls, url: str, held: Path, inside: str = "") -> Client:
+        """The client for an orchestrator on another machine, with a copy of one of the run's passes.
+
+        Raises `TrustError`.
+        """
+        from torchrelay.wire.trust.passes import read_pass  # imports ssl
+
+        return cls(url.rstrip("/"), read_pass(held).token, inside, held)
 
     # ------------------------------------------------------------ as plain values
 
@@ -165,7 +179,7 @@ class Client:
 
         headers = {"Authorization": f"Bearer {self._token}", WHO: who_am_i()}
         try:
-            status, data = ask(self.url, method, path, headers, body or b"", TIMEOUT_S, self._inside)
+            status, data = ask(self.url, method, path, headers, body or b"", TIMEOUT_S, self._inside, self._pass)
         except OSError as error:
             raise Away(f"no orchestrator answers at {self.url} ({error})") from error
         if status >= 400:

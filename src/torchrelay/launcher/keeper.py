@@ -34,10 +34,13 @@ KILL_S = 5.0  # how long a killed process may take to end
 class Keeper:
     """Starts an orchestrator, and starts it again on the same port and journal whenever it ends unasked."""
 
-    def __init__(self, run_dir: Path, port: int, host: str = "127.0.0.1", inside: Path | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, port: int, host: str = "127.0.0.1", inside: Path | None = None, *, tls: bool = False
+    ) -> None:
         self._run_dir = run_dir
         self._port = port
         self._host = host
+        self._tls = tls  # only with the run's passes
         self._inside = inside  # where it listens besides, for its owner only
         self._process: asyncio.subprocess.Process | None = None
         self._wanted = True
@@ -151,6 +154,8 @@ class Keeper:
         port = 0 if self._take_over else port  # the one that was left behind may have it still
         command = [sys.executable, "-P", "-m", "torchrelay.orchestrator", "--run-dir", str(self._run_dir)]
         command += ["--host", self._host, "--port", str(port), "--kept", *["--take-over"] * self._take_over]
+        if self._tls:
+            command.append("--tls")
         if self._inside is not None:
             command += ["--socket", str(self._inside)]
         if self.endpoint is not None:  # it has had a journal: without it, it must not begin anew

@@ -22,7 +22,6 @@ from torchrelay.client.ledger_file import ledger, write_ledger
 from torchrelay.client.runs import NotPossible
 from torchrelay.launcher.alone import Followed
 from torchrelay.launcher.keeper import CANNOT_START, Keeper
-from torchrelay.launcher.logs import LogTail, last_lines
 from torchrelay.launcher.plan import ENDING, TELLING, Plan
 from torchrelay.launcher.renewal import Renewal
 from torchrelay.launcher.sweep import PrivateFolder, sweep
@@ -40,6 +39,7 @@ from torchrelay.schedulers.tether import adopt_orphans
 from torchrelay.wire.files.descriptors import allow_many
 from torchrelay.wire.files.launch import UNPROTECTED, Launch, forget_environment, write_launch
 from torchrelay.wire.files.page import no_room
+from torchrelay.wire.files.tails import LogTail, last_lines
 from torchrelay.wire.trust.trust import new_token, write_token
 
 LOOPBACK = "127.0.0.1"
@@ -53,7 +53,12 @@ LINES_S = 0.25  # how often the ranks' logs are looked at
 
 
 def follow(plan: Plan) -> int:
-    """Run a plan to its end. Returns the exit code; nothing is left running, whatever happens."""
+    """Run a plan to its end on this machine. Returns the exit code; nothing is left running, whatever happens."""
+    return follow_as(LocalRun, plan)
+
+
+def follow_as(kind: type[LocalRun], plan: Plan) -> int:
+    """The same, of this kind of run."""
     voice = Voice(quiet=plan.quiet, world_size=plan.spec.world_size)
     for remark in plan.remarks:
         voice.say(remark)
@@ -63,7 +68,7 @@ def follow(plan: Plan) -> int:
     isolation = None
     try:
         isolation = isolate(plan) if plan.isolate else None
-        return asyncio.run(go(plan, voice, folder.path, isolation))
+        return asyncio.run(go(lambda: kind(plan, voice, folder.path, isolation)))
     except NotPossible as error:
         voice.say(str(error))
         return error.code
@@ -95,9 +100,9 @@ def slots_of(plan: Plan) -> dict[NodeId, int]:
     return spread(nodes, nproc, spares) | spread(plan.spare_nodes, nproc, 0, first=nodes)
 
 
-async def go(plan: Plan, voice: Voice, folder: Path, isolation: Isolation | None) -> int:
+async def go(make: Callable[[], LocalRun]) -> int:
     """Start everything, wait for the verdict, end everything. Raises `NotPossible`."""
-    run = LocalRun(plan, voice, folder, isolation)
+    run = make()
     loop = asyncio.get_running_loop()
     for name in ENDING | TELLING:
         number = signal.Signals[name]
@@ -143,18 +148,27 @@ class LocalRun:
         plan = self.plan
         if full := no_room(self.folder, sum(slots_of(plan).values())):
             raise NotPossible(full, CANNOT_START)
-        write_token(plan.run_dir / TOKEN, self.token)
+        self.make_trust()
         write_launch(plan.run_dir, self.launch())
         write_machine(plan.run_dir, self.folder)
-        endpoint = await self.keeper.start()
-        client = Client(endpoint.url, self.token, endpoint.socket)
-        await self.scheduler.acquire(SpareRequest(key=FIRST_KEY, count=len(slots_of(plan))))
+        client = self.client_at(await self.keeper.start())
+        await self.start_nodes()
         try:
             client.submit(plan.spec)
         except (Away, Denied) as error:
             raise NotPossible(f"the job could not be submitted: {error}", CANNOT_START) from error
         self.client = client
         self.voice.notice(f"{plan.spec.job} in {plan.run_dir}: torchrelay status --run-dir {plan.run_dir}")
+
+    def make_trust(self) -> None:
+        """What operators and agents show to the orchestrator."""
+        write_token(self.plan.run_dir / TOKEN, self.token)
+
+    def client_at(self, endpoint: Endpoint) -> Client:
+        return Client(endpoint.url, self.token, endpoint.socket)
+
+    async def start_nodes(self) -> None:
+        await self.scheduler.acquire(SpareRequest(key=FIRST_KEY, count=len(slots_of(self.plan))))
 
     def launch(self) -> Launch:
         """What agents run. Where nodes have addresses, scripts that ask find the first of them."""
@@ -214,8 +228,7 @@ class LocalRun:
 
     def now(self) -> Client:
         """A client of whichever orchestrator there is now: another one may have taken over elsewhere."""
-        endpoint = self.keeper.where()
-        return Client(endpoint.url, self.token, endpoint.socket)
+        return self.client_at(self.keeper.where())
 
     async def tell(self) -> None:
         """Notices of incidents as they happen; the end of the job is the verdict."""
@@ -272,11 +285,15 @@ class LocalRun:
             if isinstance(event, GrantLost):
                 words = last_lines(self.plan.run_dir / LOGS / f"agent-{event.node}.log", 1)
                 reason = f"{event.node}: {event.reason}: {' '.join(words)}"
-                if self.scheduler.processes():
+                if await self.can_do_without(event.node):
                     self.voice.say(reason)
                 else:
                     code = NO_SPARE if await asyncio.to_thread(self.has_trained) else CANNOT_START
                     self.give_up(NotPossible(reason, code))
+
+    async def can_do_without(self, node: NodeId) -> bool:  # noqa: ARG002  which one it is matters elsewhere
+        """Whether there is a run at all without this node."""
+        return bool(self.scheduler.processes())
 
     def has_trained(self) -> bool:
         """Whether the job has come so far that nobody may say it could not start."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchrelay.launcher.machines import Machines
 from torchrelay.protocol.messages.events import JobSpec
 from torchrelay.wire.files.launch import Launch
 
@@ -27,3 +28,5 @@ class Plan:
     links: int = 0
     grace_s: float = 30.0
     ending: frozenset[str] = ENDING  # signals that end the ranks
+    machines: Machines | None = None  # nodes that are machines of their own
+    export: str = ""  # further variables of the operator's environment that go to them

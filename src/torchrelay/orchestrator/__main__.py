@@ -24,6 +24,7 @@ from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.api import make_app
 from torchrelay.orchestrator.http.changes import look_for_freezes, watch_freezes
 from torchrelay.orchestrator.http.door import Door, Strangers, be_brief
+from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.orchestrator.store.journal import Journal, JournalRefused, JournalUnavailable, Superseded
 from torchrelay.protocol.messages.ids import JobId
 from torchrelay.protocol.model.job import Job, JobPhase
@@ -32,6 +33,7 @@ from torchrelay.schedulers.local import LocalScheduler
 from torchrelay.schedulers.port import Place, Roster, Scheduler, SchedulerError
 from torchrelay.wire.files.descriptors import allow_many
 from torchrelay.wire.files.ownlog import OwnLog
+from torchrelay.wire.trust.passes import Role, pass_of, server_context
 from torchrelay.wire.trust.trust import TrustError, new_token, read_token, write_token
 
 CANNOT_START = 94
@@ -53,6 +55,8 @@ def options_of(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-dir", type=Path, required=True, help="journal, token, endpoint and logs of the run")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: any free one")
+    parser.add_argument("--advertise", default="", metavar="HOST", help="under which others reach it (--host)")
+    parser.add_argument("--tls", action="store_true", help="only with the run's passes, over TLS")
     parser.add_argument("--socket", type=Path, help="a unix socket as well, in a folder of its owner alone")
     parser.add_argument("--take-over", action="store_true", help="although another one holds the journal: it is stuck")
     parser.add_argument("--kept", action="store_true", help="whoever started this one starts it again when it ends")
@@ -110,14 +114,16 @@ async def run(options: argparse.Namespace) -> str:
         look_for_freezes(service, run_dir)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, service.end)
-        token = token_of(run_dir)
+        keys = Keys.of_passes(run_dir) if options.tls else Keys.of_one(token_of(run_dir))
+        tls = server_context(pass_of(run_dir, Role.ORCHESTRATOR)) if options.tls else None
         strangers = Strangers()
-        runner = web.AppRunner(make_app(service, token, strangers), access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(make_app(service, keys, strangers, run_dir), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         assert runner.server is not None, "it has been set up"
-        door = Door(runner.server, strangers)
+        door = Door(runner.server, strangers, tls)
         try:
-            url = await listen(door, options.host, options.port)
+            bound = await listen(door, options.host, options.port)
+            url = url_of(options.advertise or options.host, bound, tls=options.tls)
             inside = await listen_inside(runner, options.socket)
             write_endpoint(run_dir, Endpoint(url=url, pid=journal.anchors[-1].pid, journal=journal.name, socket=inside))
             log.info("listening on %s", url)
@@ -145,15 +151,19 @@ def token_of(run_dir: Path) -> str:
     return read_token(path)
 
 
-async def listen(door: Door, host: str, port: int) -> str:
-    """Bind the port; returns the URL."""
+async def listen(door: Door, host: str, port: int) -> int:
+    """Bind the port; returns its number."""
     try:
         bound = await door.open(host, port)
     except OSError as error:
         hint = "choose another --port, or 0 for any free one"
         raise CannotStart(f"port {port} on {host} cannot be used ({error.strerror}): {hint}") from error
+    return bound
+
+
+def url_of(host: str, port: int, *, tls: bool) -> str:
     shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{bound}"
+    return f"{'https' if tls else 'http'}://{shown}:{port}"
 
 
 async def listen_inside(runner: web.AppRunner, path: Path | None) -> str:

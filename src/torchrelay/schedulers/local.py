@@ -88,6 +88,7 @@ class LocalScheduler:
     run_dir   the run's folder
     command   the agent's command line for a node and its number of slots
     idle      nodes with their slots that `acquire` may give
+    words     what an agent is told over its standard input: it is on another machine then
     """
 
     caps = Caps(
@@ -105,9 +106,11 @@ class LocalScheduler:
         run_dir: Path,
         command: Callable[[NodeId, int], Sequence[str]] | None = None,
         idle: dict[NodeId, int] | None = None,
+        words: Callable[[], bytes] | None = None,
     ) -> None:
         self.run_dir = run_dir
         self._command = command
+        self._words = words
         self._pool = Pool(idle=dict(idle or {}))
         self._closed = False
 
@@ -210,14 +213,18 @@ class LocalScheduler:
         (self.run_dir / "logs").mkdir(mode=0o700, exist_ok=True)
         # A session of its own: Ctrl-C in the terminal is for `torchrelay run`, which then ends the agents in order.
         with (self.run_dir / "logs" / f"agent-{node}.log").open("ab") as log:
-            return await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 *self._command(node, slots),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.DEVNULL if self._words is None else asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=tethered(signal.SIGTERM),
             )
+        if process.stdin is not None and self._words is not None:
+            process.stdin.write(self._words())
+            process.stdin.close()
+        return process
 
     async def _keep(self, agent: Agent) -> None:
         """Start an agent that ended again, unless it ends at once every time."""
@@ -269,7 +276,12 @@ class LocalScheduler:
     def _view(self) -> ClusterView:
         held = {node: grant.grant for grant in self._pool.grants for node in grant.nodes}
         nodes = [
-            NodeView(node=node, slots=agent.slots, grant=held.get(node), agent_pid=agent.process.pid)
+            NodeView(
+                node=node,
+                slots=agent.slots,
+                grant=held.get(node),
+                agent_pid=agent.process.pid if self._words is None else None,
+            )
             for node, agent in self._pool.agents.items()
         ]
         nodes += [NodeView(node=node, slots=slots) for node, slots in self._pool.idle.items()]

@@ -18,9 +18,6 @@ from tests.support.brain import wait_for
 from tests.support.outputs import LINE
 from torchrelay.agent.output import scribe
 from torchrelay.agent.output.scribe import (
-    TAIL,
-    BoundedLog,
-    Bounds,
     LeftOut,
     Scribe,
     Source,
@@ -29,9 +26,10 @@ from torchrelay.agent.output.scribe import (
 )
 from torchrelay.agent.workers import forkserver
 from torchrelay.agent.workers.forkserver import Outputs
-from torchrelay.launcher.logs import LogTail
 from torchrelay.protocol.messages.ids import WorkerId
 from torchrelay.wire.files import output
+from torchrelay.wire.files.bounded import TAIL, BoundedLog, Bounds
+from torchrelay.wire.files.tails import LogTail
 
 
 class TestBounds:
@@ -73,9 +71,9 @@ class TestBounds:
         def full(*_: object) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr("torchrelay.agent.output.scribe.WRITE_AGAIN_S", 0.0)
+        monkeypatch.setattr("torchrelay.wire.files.bounded.WRITE_AGAIN_S", 0.0)
         with monkeypatch.context() as there:
-            there.setattr("torchrelay.agent.output.scribe.os.write", full)
+            there.setattr("torchrelay.wire.files.bounded.os.write", full)
             for _ in range(10_000):
                 log.write(LINE)
             assert log.waits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from torchrelay.launcher.logs import LogTail, last_lines
+from torchrelay.wire.files.tails import LogTail, last_lines
 
 
 def add(folder: Path, rank: int, text: bytes) -> None:

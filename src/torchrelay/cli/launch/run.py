@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from torchrelay.agent.workers.processes import LET_US_RECOVER
 from torchrelay.api.endpoint import ENDPOINT, JOURNAL
+from torchrelay.cli.launch.machine_flags import add_machines, hosts_of, machines_of, nodes_of
 from torchrelay.cli.launch.net_flags import add_network, network_environment, path_limits
 from torchrelay.cli.launch.unprepared import ends_at_once
 from torchrelay.client.runs import FOLDER, NotPossible, time_in
@@ -52,10 +53,7 @@ IGNORED_VALUES = (
     "logs-specs", "numa-binding",
 )  # fmt: skip
 IGNORED_FLAGS = ("standalone",)
-ONE_MACHINE = (
-    "all nodes of a run are started here, as virtual ones; a run over several machines is not possible yet. Start it "
-    "once, and leave this flag out"
-)
+ONE_MACHINE = "a line for each machine is torchrun's. Start it once, with --hosts A,B,C, and leave this flag out"
 REFUSED_FLAGS = {
     "no-python": "workers are forked from a process that has torch imported: give a Python script, or -m MODULE",
     "run-path": "give the script's path itself",
@@ -91,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     as_torchrun.add_argument(*both("log-dir"), type=Path, metavar="DIR", help="where the ranks' output goes")
     ours = parser.add_argument_group("torchrelay's own")
-    ours.add_argument("--nodes", "--nnodes", default="1", metavar="N", help="virtual nodes, each with an agent (1)")
+    ours.add_argument("--nodes", "--nnodes", metavar="N", help="nodes, each with an agent (1, or all hosts but spares)")
     ours.add_argument(
         "--isolate", action="store_true", help="give each virtual node a network link of its own, to cut it (root)"
     )
@@ -102,8 +100,9 @@ def parser() -> argparse.ArgumentParser:
     add_spares(ours)
     ours.add_argument("--run-dir", type=Path, metavar="DIR", help=f"the run's folder (./{FOLDER}/JOB)")
     ours.add_argument("--job", metavar="NAME", help="the job's name (the script's name and the time)")
-    ours.add_argument("--port", type=int, default=0, metavar="P", help="port of the orchestrator on 127.0.0.1 (any)")
+    ours.add_argument("--port", type=int, default=0, metavar="P", help="port of the orchestrator (any)")
     ours.add_argument("-q", "--quiet", action="store_true", help="print neither the ranks' output nor notices")
+    add_machines(parser.add_argument_group("nodes that are machines of their own (without: all on this one, virtual)"))
     add_moving(parser.add_argument_group("planned and pre-emptive moves of ranks"))
     add_network(parser.add_argument_group("network paths"))
     for name in IGNORED_VALUES:
@@ -181,23 +180,16 @@ def plan(words: list[str]) -> Plan:
         raise NotPossible(f"--isolate is not possible: {why}", BAD_ARGUMENTS)
     if given.links and not given.isolate:
         raise NotPossible(f"--links {given.links} means nothing without --isolate", BAD_ARGUMENTS)
+    check_numbers(given)
+    hosts = hosts_of(given)
+    given.nodes = nodes_of(given, hosts)
     nproc, nodes = number_of_ranks(given.nproc_per_node), number_of_nodes(given.nodes)
-    check_machines(given, nodes)
+    if hosts is None:
+        check_machines(given, nodes)
+    machines = machines_of(given, hosts, nodes, nproc)
     if not 0 <= given.grace <= MOST_GRACE_S:
         raise NotPossible(f"--grace {given.grace:g}: give seconds, from 0 to {MOST_GRACE_S}", BAD_ARGUMENTS)
     ending = ENDING | signals_in(given.signals_to_handle)
-    for name in ("spares", "spare_nodes", "max_restarts", "slot_faults", "spare_wait", "port"):
-        flag = f"--{name.replace('_', '-')}"
-        if getattr(given, name) < 0:
-            raise NotPossible(f"{flag} {getattr(given, name)}: it cannot be negative", BAD_ARGUMENTS)
-        if not getattr(given, name) <= MOST:
-            raise NotPossible(f"{flag} {getattr(given, name)}: give at most {MOST:,}", BAD_ARGUMENTS)
-    if given.port > MOST_PORT:
-        raise NotPossible(f"--port {given.port}: give a number from 0 (any) to {MOST_PORT}", BAD_ARGUMENTS)
-    if not 0 <= given.links <= MOST_LINKS:
-        raise NotPossible(f"--links {given.links}: give a number from 0 to {MOST_LINKS}", BAD_ARGUMENTS)
-    if given.oversubscribe < 1:
-        raise NotPossible(f"--oversubscribe {given.oversubscribe}: give a number, at least 1", BAD_ARGUMENTS)
     run_dir, job = name_of(given)
     spec = spec_of(given, job, nodes, nproc)
     launch = Launch(
@@ -211,8 +203,24 @@ def plan(words: list[str]) -> Plan:
     launch = replace(launch, code=str(keep_script(run_dir, given.script, source)))
     return Plan(
         run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate, given.spare_nodes, given.links,
-        given.grace, ending,
+        given.grace, ending, machines, given.export,
     )  # fmt: skip
+
+
+def check_numbers(given: argparse.Namespace) -> None:
+    """Raises `NotPossible` for what is too small or too large."""
+    for name in ("spares", "spare_nodes", "max_restarts", "slot_faults", "spare_wait", "port"):
+        flag = f"--{name.replace('_', '-')}"
+        if getattr(given, name) < 0:
+            raise NotPossible(f"{flag} {getattr(given, name)}: it cannot be negative", BAD_ARGUMENTS)
+        if not getattr(given, name) <= MOST:
+            raise NotPossible(f"{flag} {getattr(given, name)}: give at most {MOST:,}", BAD_ARGUMENTS)
+    if given.port > MOST_PORT:
+        raise NotPossible(f"--port {given.port}: give a number from 0 (any) to {MOST_PORT}", BAD_ARGUMENTS)
+    if not 0 <= given.links <= MOST_LINKS:
+        raise NotPossible(f"--links {given.links}: give a number from 0 to {MOST_LINKS}", BAD_ARGUMENTS)
+    if given.oversubscribe < 1:
+        raise NotPossible(f"--oversubscribe {given.oversubscribe}: give a number, at least 1", BAD_ARGUMENTS)
 
 
 def here() -> str:
@@ -269,7 +277,8 @@ def remarks_on_flags(given: argparse.Namespace) -> tuple[str, ...]:
     ignored = [name for name in IGNORED_VALUES + IGNORED_FLAGS if getattr(given, f"ignored_{name}") is not None]
     if not ignored:
         return ()
-    here = "" if given.nodes == "1" else f"; all {given.nodes} nodes are started on this machine"
+    apart = given.nodes == "1" or given.hosts or given.hostfile or given.by_hand
+    here = "" if apart else f"; all {given.nodes} nodes are started on this machine"
     return (f"ignored, as it means nothing here: {', '.join('--' + name for name in ignored)}{here}",)
 
 
@@ -460,6 +469,10 @@ def run(words: list[str]) -> int:
     """Check, start, and follow a run to its end. Returns the exit code."""
     with ends_at_once():
         checked = plan(words)
-        from torchrelay.launcher.local_run import follow  # imports a web client and more: not for bad arguments
+        # They import a web client and more: not for bad arguments.
+        if checked.machines is None:
+            from torchrelay.launcher.local_run import follow
+        else:
+            from torchrelay.launcher.machines_run import follow
 
     return follow(checked)

@@ -16,6 +16,7 @@ from aiohttp import WSMsgType, web
 
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.store.journal import JournalUnavailable, Unwritable
+from torchrelay.orchestrator.store.output import Output
 from torchrelay.protocol.messages.events import (
     CollectiveFailed,
     Event,
@@ -50,8 +51,10 @@ from torchrelay.wire.messages.channel import (
     EventFrame,
     EventsFrame,
     NetworkFrame,
+    OutputFrame,
     Refused,
     ToAgent,
+    ToOrchestrator,
     decode_to_orchestrator,
 )
 from torchrelay.wire.messages.codec import MAX_MESSAGE, WireError, encode
@@ -138,8 +141,11 @@ def as_binary(data: bytes) -> bytes:
     return struct.pack("!BBQ", FINAL_BINARY, 127, size) + data
 
 
-async def serve_agent(request: web.Request, service: Orchestrator) -> web.StreamResponse:
-    """One connection, from `Attach` to its end. Whatever is not a message of an agent ends it."""
+async def serve_agent(request: web.Request, service: Orchestrator, output: Output | None = None) -> web.StreamResponse:
+    """One connection, from `Attach` to its end. Whatever is not a message of an agent ends it.
+
+    `output`: where lines of workers on other machines go.
+    """
     if service.degraded:
         raise web.HTTPServiceUnavailable(text=service.degraded)
     socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE, compress=False)
@@ -163,7 +169,7 @@ async def serve_agent(request: web.Request, service: Orchestrator) -> web.Stream
     connection = AgentConnection(socket, request.transport, attach)
     ending = asyncio.create_task(connection.end())
     try:
-        await converse(socket, connection, attach, service)
+        await converse(socket, connection, attach, service, output)
     except (WireError, JournalUnavailable, Unwritable) as error:
         log.warning("%s: disconnected: %s", connection.node, error)
     finally:
@@ -183,7 +189,11 @@ def refuse(attach: object) -> str:
 
 
 async def converse(
-    socket: web.WebSocketResponse, connection: AgentConnection, attach: Attach, service: Orchestrator
+    socket: web.WebSocketResponse,
+    connection: AgentConnection,
+    attach: Attach,
+    service: Orchestrator,
+    output: Output | None = None,
 ) -> None:
     """Welcome an agent and hear it until the connection ends."""
     if service.occupied(attach.node, attach.incarnation):
@@ -210,20 +220,34 @@ async def converse(
             return
         if raw.type is not WSMsgType.BINARY:
             raise WireError(f"a frame of type {raw.type.name}")
-        match decode_to_orchestrator(raw.data):
-            case EventFrame() as frame:
-                hear_agent(connection, service, frame, lateness.of(frame.sent_ms))
-            case EventsFrame() as frame:
-                late_ms = lateness.of(frame.sent_ms)
-                for each in frame.each():
-                    hear_agent(connection, service, each, late_ms)
-            case BeatFrame(beat, sent_ms):
-                lateness.of(sent_ms)
-                service.beat(connection, beat)
-            case NetworkFrame(news):
-                service.show_network(connection, news)
-            case Attach():
-                raise WireError("Attach said twice")
+        hear_message(connection, service, output, lateness, decode_to_orchestrator(raw.data))
+
+
+def hear_message(
+    connection: AgentConnection,
+    service: Orchestrator,
+    output: Output | None,
+    lateness: Lateness,
+    message: ToOrchestrator,
+) -> None:
+    """One message after `Attach`."""
+    match message:
+        case EventFrame() as frame:
+            hear_agent(connection, service, frame, lateness.of(frame.sent_ms))
+        case EventsFrame() as frame:
+            late_ms = lateness.of(frame.sent_ms)
+            for each in frame.each():
+                hear_agent(connection, service, each, late_ms)
+        case BeatFrame(beat, sent_ms):
+            lateness.of(sent_ms)
+            service.beat(connection, beat)
+        case NetworkFrame(news):
+            service.show_network(connection, news)
+        case OutputFrame(log=name, lines=lines):
+            if output is None or not output.write(name, lines):
+                raise WireError(f"{name[:100]!r} is no log of a worker, or no output is wanted")
+        case Attach():
+            raise WireError("Attach said twice")
 
 
 def hear_agent(connection: AgentConnection, service: Orchestrator, frame: EventFrame, late_ms: int) -> None:

@@ -13,6 +13,7 @@
     GET  /v1/audit                     every changing call: who, when, what
     GET  /v1/events                    the story as server-sent events: everything after ?since=seq, then as it happens
                                        (event `degraded`: why nothing is decided at the moment, "" when it is again)
+    GET  /v1/launch                    what is to be run, for agents
     GET  /healthz                      200 while decisions are made, 503 while they are not
 
 Calls that change something are in `changes`. Errors are `{"error": "what is wrong and what to do"}`.
@@ -24,18 +25,22 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from importlib.metadata import version
+from pathlib import Path
 
 import msgspec
 from aiohttp import web
 from msgspec import Struct
 
+from torchrelay.api.endpoint import LOGS
 from torchrelay.api.shown import NetworkView, NodeNetwork, Status
 from torchrelay.orchestrator.core.agents import serve_agent
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http import changes
 from torchrelay.orchestrator.http.answers import SERVICE, answer, job_of, refusal
 from torchrelay.orchestrator.http.door import Strangers
+from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.orchestrator.store.journal import JournalUnavailable
+from torchrelay.orchestrator.store.output import Output
 from torchrelay.orchestrator.views.places import view_moves, view_nodes_in_full, view_spares, view_taints
 from torchrelay.orchestrator.views.plans import PlanRefused
 from torchrelay.orchestrator.views.scene import Scene
@@ -52,14 +57,16 @@ from torchrelay.orchestrator.views.why import why
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.job import Job
 from torchrelay.protocol.model.roster import natural_key
-from torchrelay.wire.messages.channel import AGENT_PATH
+from torchrelay.wire.files.launch import read_launch
+from torchrelay.wire.messages.channel import AGENT_PATH, LAUNCH_PATH
 from torchrelay.wire.messages.pathnews import LinkNews, PathNews
-from torchrelay.wire.trust.trust import bearer_matches
 
 VERSION = version("torchrelay")
 KEEPALIVE_S = 5.0  # a comment on a silent event stream, so that both ends notice when the other is gone
 MAX_BODY = 1 << 20
 
+RUN_DIR: web.AppKey[Path] = web.AppKey("run_dir", Path)
+OUTPUT: web.AppKey[Output] = web.AppKey("output", Output)
 KNOWN = web.RequestKey("known", bool)  # whether the request has brought the token
 # For those who may not know more: what is in the way names paths.
 NOTHING_DECIDED = "nothing is decided at the moment; with the token of the run, `torchrelay status` says why"
@@ -71,23 +78,30 @@ OF_JOB: dict[str, Callable[[Scene, Job], Struct]] = {
 }  # fmt: skip
 
 
-def make_app(service: Orchestrator, token: str, strangers: Strangers | None = None) -> web.Application:
-    """The web application: operators' API and agents' channel behind one port and one token.
+def make_app(
+    service: Orchestrator, keys: Keys, strangers: Strangers | None = None, run_dir: Path | None = None
+) -> web.Application:
+    """The web application: operators' API and agents' channel behind one port.
 
-    `strangers`: those who are connected and have not shown it.
+    `strangers`: those who are connected and have not shown a token. `run_dir`: where it stands what is to be run.
     """
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request[KNOWN] = bearer_matches(token, request.headers.get("Authorization"))
-        if request[KNOWN] and strangers is not None:
+        held = keys.held(request)
+        request[KNOWN] = bool(held)
+        if held and strangers is not None:
             strangers.welcome(request.transport)
-        if not request[KNOWN] and request.path != "/healthz":
-            raise refusal(web.HTTPUnauthorized, "wrong or missing token: it is in the file `token` of the run's folder")
+        if request.path != "/healthz" and (refused := keys.refusal(request, held)):
+            keys.complain(request, refused[1])
+            raise refusal(*refused)
         return await handler(request)
 
     app = web.Application(middlewares=[guard], client_max_size=MAX_BODY)
     app[SERVICE] = service
+    if run_dir is not None:
+        app[RUN_DIR] = run_dir
+        app[OUTPUT] = Output(run_dir / LOGS)
     app.add_routes(
         [
             web.get("/healthz", get_health),
@@ -102,6 +116,7 @@ def make_app(service: Orchestrator, token: str, strangers: Strangers | None = No
             web.get("/metrics", get_metrics),
             *changes.ROUTES,
             web.get(AGENT_PATH, get_agent),
+            web.get(LAUNCH_PATH, get_launch),
         ]
     )
     return app
@@ -224,8 +239,19 @@ def frame(moment: Moment) -> bytes:
     return b"id: %d\ndata: %b\n\n" % (moment.seq, msgspec.json.encode(moment))
 
 
+async def get_launch(request: web.Request) -> web.Response:
+    """What is to be run, as `torchrelay run` wrote it down."""
+    if RUN_DIR not in request.app:
+        raise refusal(web.HTTPNotFound, "this orchestrator was not told what is to be run")
+    try:
+        launch = await asyncio.to_thread(read_launch, request.app[RUN_DIR])
+    except ValueError as error:
+        raise refusal(web.HTTPServiceUnavailable, str(error)) from error
+    return answer(launch)
+
+
 async def get_agent(request: web.Request) -> web.StreamResponse:
-    return await serve_agent(request, request.app[SERVICE])
+    return await serve_agent(request, request.app[SERVICE], request.app.get(OUTPUT))
 
 
 # ---------------------------------------------------------------- the nodes' network paths

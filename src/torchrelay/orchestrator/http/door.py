@@ -12,6 +12,7 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Callable
 
@@ -69,14 +70,19 @@ class Strangers:
 
 
 class Door:
-    """One listening port. `protocol` makes the server's end of a connection."""
+    """One listening port. `protocol` makes the server's end of a connection; `tls` asks for certificates first."""
 
-    def __init__(self, protocol: Callable[[], asyncio.Protocol], strangers: Strangers) -> None:
+    def __init__(
+        self, protocol: Callable[[], asyncio.Protocol], strangers: Strangers, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.strangers = strangers
         self._protocol = protocol
+        self._tls = tls
+        self._greeting: dict[asyncio.Task[None], socket.socket] = {}  # they have not shown a certificate, oldest first
         self._tasks: list[asyncio.Task[None]] = []
         self._socket: socket.socket | None = None
         self._complained_s = -COMPLAIN_S
+        self._refused_s: dict[str, float] = {}
 
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises OSError."""
@@ -88,9 +94,10 @@ class Door:
         return bound
 
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._greeting]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._socket is not None:
             self._socket.close()
         self.strangers.make_room(0)
@@ -109,12 +116,46 @@ class Door:
             if len(self.strangers) >= STRANGERS:
                 self.strangers.make_room(STRANGERS - 1)
                 await asyncio.sleep(CROWDED_S)
-            try:
-                transport, _ = await loop.connect_accepted_socket(self._protocol, connection)
-            except OSError:
-                connection.close()
-            else:
-                self.strangers.arrive(transport)
+            if self._tls is None:
+                await self._greet(connection, None)
+                continue
+            if len(self._greeting) >= STRANGERS:
+                next(iter(self._greeting)).cancel()
+            greeting = asyncio.create_task(self._greet(connection, self._tls))
+            self._greeting[greeting] = connection
+            greeting.add_done_callback(lambda task: self._greeting.pop(task, None))
+
+    async def _greet(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Let one in; with TLS only if it shows a certificate of this job, within a moment."""
+        loop = asyncio.get_running_loop()
+        patience = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": SILENCE_S}
+        try:
+            transport, _ = await loop.connect_accepted_socket(self._protocol, connection, **patience)  # type: ignore[arg-type]
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        except OSError as error:
+            self._refused(connection, error)
+            connection.close()
+        else:
+            self.strangers.arrive(transport)
+
+    def _refused(self, connection: socket.socket, error: OSError) -> None:
+        """Whoever has no certificate of this job: said once in a while for each host."""
+        if self._tls is None:
+            return
+        try:
+            host = str(connection.getpeername()[0])
+        except OSError:
+            host = "a peer that is gone"
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._refused_s.get(host, -COMPLAIN_S) < COMPLAIN_S:
+            return
+        if len(self._refused_s) >= STRANGERS:
+            self._refused_s.clear()
+        self._refused_s[host] = now_s
+        why = getattr(error, "verify_message", "") or getattr(error, "reason", "") or str(error) or type(error).__name__
+        log.warning("refused a connection from %s: no certificate of this job (%s)", host, ascii(why)[1:-1][:LONGEST])
 
     async def _look_after(self) -> None:
         while True:

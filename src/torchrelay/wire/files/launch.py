@@ -56,6 +56,8 @@ class Launch(Struct, frozen=True, kw_only=True):
     cwd: str
     env: dict[str, str] = {}  # the operator's environment, which the workers inherit; no secrets of ours
     nproc_per_node: int = 1
+    job: str = ""  # its name; the agents' folders on other machines have it
+    inherit: bool = True  # False: agents are on other machines, and `env` comes on top of what they find there
     code: str = ""  # the folder in which the run keeps its code: see `kept`; none if empty
     master_addr: str = "127.0.0.1"
     master_port: int = 29500

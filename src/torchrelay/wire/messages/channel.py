@@ -4,7 +4,7 @@ The agent connects to `AGENT_PATH` with the header `Authorization: Bearer <token
 
     orchestrator -> agent   Attached (or Refused, and the connection ends); JobTerms before a job's first StartWorker,
                             if the job came later; OrderFrame whenever something is to be done; Ack; Pace; Shutdown
-    agent -> orchestrator   EventFrame, EventsFrame, BeatFrame, NetworkFrame
+    agent -> orchestrator   EventFrame, EventsFrame, BeatFrame, NetworkFrame, OutputFrame
 
 Events are numbered by the agent, from 1, per incarnation. They are kept until acknowledged, and sent again, in order
 and with their numbers, after every `Attached`. `Ack(seq)` says that every event up to `seq` is in the journal.
@@ -25,7 +25,8 @@ from torchrelay.wire.messages.codec import Codec
 from torchrelay.wire.messages.pathnews import NetworkNews
 
 AGENT_PATH = "/agent"
-VERSION = 4  # of this channel; both ends must have the same
+LAUNCH_PATH = "/v1/launch"  # GET: what agents that have no folder in common with the launcher are to run
+VERSION = 5  # of this channel; both ends must have the same
 
 
 # ---------------------------------------------------------------- agent -> orchestrator
@@ -78,7 +79,17 @@ class NetworkFrame(Struct, frozen=True, tag=True):
     news: NetworkNews
 
 
-ToOrchestrator = Attach | EventFrame | EventsFrame | BeatFrame | NetworkFrame
+class OutputFrame(Struct, frozen=True, tag=True):
+    """Lines that workers of another machine have printed, for the launcher; not acknowledged, not journalled.
+
+    `log`: the name of the file in which they stand there, and are to stand here.
+    """
+
+    log: str
+    lines: tuple[str, ...]
+
+
+ToOrchestrator = Attach | EventFrame | EventsFrame | BeatFrame | NetworkFrame | OutputFrame
 
 
 # ---------------------------------------------------------------- orchestrator -> agent

@@ -1,4 +1,4 @@
-"""Logs: follows the log files of a run while they grow. One file per rank: `rank-<r>.log`, all its holders in turn."""
+"""Tails: follows the log files of a run while they grow. One file per rank: `rank-<r>.log`, all its holders in turn."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ class Tail:
     offset: int = 0
     rest: bytes = b""  # a line that has not ended yet
     file: int = -1
+    chunk: int = CHUNK
+    behind: int = BEHIND
 
     def read(self, last: bool = False) -> list[str]:
         """The lines that were completed since; with `last` all of them, and also one without an end."""
@@ -39,7 +41,7 @@ class Tail:
                 self.close()
             elif not last or self.offset == before:
                 break
-        if self.rest and (last or len(self.rest) > CHUNK):
+        if self.rest and (last or len(self.rest) > self.chunk):
             found.append(text_of(self.rest))
             self.rest = b""
         return found
@@ -62,10 +64,10 @@ class Tail:
         size, left_out = os.fstat(self.file).st_size, 0
         if size < self.offset:  # cut short: somebody emptied it
             self.offset, self.rest = 0, b""
-        if size - self.offset > BEHIND:
-            left_out = size - CHUNK - self.offset + len(self.rest)
-            self.offset, self.rest = size - CHUNK, b""
-        chunk = os.pread(self.file, CHUNK, self.offset)
+        if size - self.offset > self.behind:
+            left_out = size - self.chunk - self.offset + len(self.rest)
+            self.offset, self.rest = size - self.chunk, b""
+        chunk = os.pread(self.file, self.chunk, self.offset)
         self.offset += len(chunk)
         if left_out:
             part, _, chunk = chunk.partition(b"\n")

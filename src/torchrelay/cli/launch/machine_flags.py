@@ -1,0 +1,67 @@
+"""Flags of `torchrelay run` for nodes that are machines of their own, and what is made of them."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+from torchrelay.client.runs import NotPossible
+from torchrelay.launcher.machines import SSH, Host, Machines, own_address, parse_hosts, read_hostfile
+
+BAD_ARGUMENTS = 2
+
+
+def add_machines(group: argparse._ArgumentGroup) -> None:
+    """Where the nodes are."""
+    group.add_argument("--hosts", default="", metavar="A,B:4,C", help="start an agent on each of these hosts by ssh")
+    group.add_argument("--hostfile", type=Path, metavar="F", help="the same from a file, a host a line (slots=N)")
+    group.add_argument("--by-hand", action="store_true", help="agents are started by somebody: torchrelay agent --join")
+    group.add_argument("--host", default="", metavar="ADDRESS", help="of this machine, for the others (found out)")
+    group.add_argument("--ssh", default=SSH, metavar="COMMAND", help="what starts an agent on a host (ssh)")
+    group.add_argument(
+        "--export", default="", metavar="NAMES",
+        help="further variables of this environment for the ranks, or ALL (NCCL_*, TORCH_*, OMP_* and so on go anyway)",
+    )  # fmt: skip
+
+
+def hosts_of(given: argparse.Namespace) -> tuple[Host, ...] | None:
+    """The hosts; empty if agents are started by hand; None: all is on this machine. Raises `NotPossible`."""
+    ways = [flag for flag, wanted in (("--hosts", given.hosts), ("--hostfile", given.hostfile is not None),
+                                      ("--by-hand", given.by_hand)) if wanted]  # fmt: skip
+    if len(ways) > 1:
+        raise NotPossible(f"{' and '.join(ways)}: give one of them", BAD_ARGUMENTS)
+    if not ways:
+        for flag, value in (("--host", given.host), ("--export", given.export)):
+            if value:
+                raise NotPossible(f"{flag} {value}: only with --hosts, --hostfile or --by-hand", BAD_ARGUMENTS)
+        return None
+    if given.isolate:
+        raise NotPossible(f"--isolate pretends nodes on this machine: leave {ways[0]} out", BAD_ARGUMENTS)
+    if given.by_hand:
+        return ()
+    return parse_hosts(given.hosts) if given.hosts else read_hostfile(given.hostfile)
+
+
+def nodes_of(given: argparse.Namespace, hosts: tuple[Host, ...] | None) -> str:
+    """--nodes; by default all hosts but the spare nodes. Raises `NotPossible`."""
+    if given.nodes is not None or not hosts:
+        return given.nodes or "1"
+    return str(len(hosts) - given.spare_nodes)
+
+
+def machines_of(given: argparse.Namespace, hosts: tuple[Host, ...] | None, nodes: int, nproc: int) -> Machines | None:
+    """Where the nodes are. Raises `NotPossible`."""
+    if hosts is None:
+        return None
+    if hosts and len(hosts) < nodes + given.spare_nodes:
+        needed = f"--nodes {nodes} and --spare-nodes {given.spare_nodes} need {nodes + given.spare_nodes}"
+        raise NotPossible(f"{len(hosts)} hosts are named: {needed}", BAD_ARGUMENTS)
+    if small := [host.node for host in hosts if host.slots and host.slots < nproc]:
+        raise NotPossible(f"{', '.join(small)}: fewer slots than --nproc-per-node {nproc}", BAD_ARGUMENTS)
+    ssh = shlex.split(given.ssh)
+    if not ssh:
+        raise NotPossible("--ssh: give a command", BAD_ARGUMENTS)
+    if not hosts and not given.host:
+        raise NotPossible("--by-hand: give --host ADDRESS, under which the others reach this machine", BAD_ARGUMENTS)
+    return Machines(hosts, given.host or own_address(hosts), tuple(ssh))

@@ -1,0 +1,113 @@
+"""Machines run: a run whose nodes are machines of their own. The orchestrator is here; all come to it over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from torchrelay.api.endpoint import Endpoint
+from torchrelay.client.client import Client
+from torchrelay.launcher import local_run
+from torchrelay.launcher.keeper import Keeper
+from torchrelay.launcher.local_run import INSIDE, LocalRun
+from torchrelay.launcher.machines import Machines, by_hand, exported, is_this_machine
+from torchrelay.launcher.plan import Plan
+from torchrelay.launcher.voice import Voice
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.schedulers.local import FIRST_KEY, LocalScheduler
+from torchrelay.schedulers.network import Isolation
+from torchrelay.schedulers.port import SpareRequest
+from torchrelay.wire.files.launch import Launch
+from torchrelay.wire.trust.authority import make_passes
+from torchrelay.wire.trust.passes import Role, pass_of, read_pass
+
+LOOK_S = 1.0
+AWAY_S = 60.0  # how long an orchestrator that cannot come back may be away, before the run is given up
+
+
+def follow(plan: Plan) -> int:
+    """Run a plan on its machines to its end. Returns the exit code."""
+    return local_run.follow_as(MachinesRun, plan)
+
+
+class MachinesRun(LocalRun):
+    """One run on several machines."""
+
+    def __init__(self, plan: Plan, voice: Voice, folder: Path, isolation: Isolation | None = None) -> None:
+        super().__init__(plan, voice, folder, isolation)
+        assert plan.machines is not None, "this run has machines"
+        self.machines: Machines = plan.machines
+        self.slots = slots_of(plan, self.machines)
+        self.keeper = Keeper(plan.run_dir, plan.port, self.machines.address, folder / INSIDE, tls=True)
+        self.scheduler = LocalScheduler(plan.run_dir, self.agent_command, dict(self.slots), words=self.pass_words)
+        self._lost: set[NodeId] = set()
+
+    def make_trust(self) -> None:
+        make_passes(self.plan.run_dir, self.plan.spec.job)
+        self.token = read_pass(pass_of(self.plan.run_dir, Role.OPERATOR)).token
+
+    def pass_words(self) -> bytes:
+        """What an agent reads from its standard input."""
+        return pass_of(self.plan.run_dir, Role.AGENT).read_bytes()
+
+    def client_at(self, endpoint: Endpoint) -> Client:
+        return Client(endpoint.url, self.token, endpoint.socket, pass_of(self.plan.run_dir, Role.OPERATOR))
+
+    def join(self) -> str:
+        """HOST:PORT of the orchestrator, for agents."""
+        return self.keeper.where().url.removeprefix("https://")
+
+    def launch(self) -> Launch:
+        env = exported(self.plan.launch.env, self.plan.export)
+        first = self.machines.hosts[0].address.rpartition("@")[2] if self.machines.hosts else ""
+        master = self.machines.address if not first or is_this_machine(first) else first
+        return msgspec.structs.replace(
+            self.plan.launch, env=env, inherit=False, job=self.plan.spec.job, master_addr=master, code=""
+        )
+
+    def agent_command(self, node: NodeId, slots: int) -> list[str]:
+        return self.machines.command(node, slots, self.join())
+
+    async def start_nodes(self) -> None:
+        if self.slots:
+            await self.scheduler.acquire(SpareRequest(key=FIRST_KEY, count=len(self.slots)))
+        else:
+            self.voice.say(by_hand(self.plan.run_dir, self.join()))
+
+    async def can_do_without(self, node: NodeId) -> bool:
+        """A job that has trained goes on as long as it can; one that has not needs room for all its ranks."""
+        self._lost.add(node)
+        if await asyncio.to_thread(self.has_trained):
+            return bool(self.scheduler.processes())
+        left = sum(slots for name, slots in self.slots.items() if name not in self._lost)
+        return left >= self.plan.spec.world_size
+
+    def works(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        """As on one machine; but what an agent writes down while it is alone is on its own machine."""
+        return (self.tell(), self.print_lines(), self.keeper.keep(), self.mind_nodes(), self.mind_orchestrator())
+
+    async def mind_orchestrator(self) -> None:
+        """An orchestrator that cannot come back: the ranks train on, and nobody can be told how."""
+        loop, since = asyncio.get_running_loop(), None
+        while True:
+            await asyncio.sleep(LOOK_S)
+            trouble = self.keeper.trouble
+            if trouble is None:
+                since = None
+                continue
+            if since is None:
+                since = loop.time()
+                self.voice.say(f"{trouble}; the ranks train on, it is tried again for {AWAY_S:g} s")
+            elif loop.time() - since > AWAY_S:
+                self.give_up(trouble)
+
+
+def slots_of(plan: Plan, machines: Machines) -> dict[NodeId, int]:
+    """The hosts and how many workers each has room for: ranks first, then a share of the spares; spare nodes last."""
+    usual = list(local_run.slots_of(plan).values())
+    usual += [plan.spec.nproc_per_node] * (len(machines.hosts) - len(usual))
+    return {host.node: host.slots or slots for host, slots in zip(machines.hosts, usual, strict=True)}
