@@ -114,11 +114,12 @@ async def ask(url: str, context: ssl.SSLContext, token: str) -> Launch:
 def not_ours(error: BaseException) -> str:
     """Why the certificates do not match, if it is that; else empty."""
     found: BaseException | None = error
+    told = ""
     while found is not None:
         if isinstance(found, ssl.SSLError):
-            return getattr(found, "verify_message", "") or found.reason or str(found)
+            told = getattr(found, "verify_message", "") or getattr(found, "reason", "") or told or str(found)
         found = found.__cause__ or found.__context__
-    return ""
+    return told
 
 
 def settle(launch: Launch, run_dir: Path, environment: Mapping[str, str]) -> Launch:

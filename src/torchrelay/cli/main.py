@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from torchrelay.cli.launch.unprepared import ends_at_once
+
+if TYPE_CHECKING:
+    from torchrelay.client.runs import Far
 
 DESCRIPTION = "Keeps a distributed PyTorch run going through faults, at the same step, to the same bits."
 ASKS = """
@@ -33,7 +37,18 @@ def carry_out(words: list[str]) -> int:
     given = parser(words[0] if verb is not None else None).parse_args(words)
     with ends_at_once():
         begin = VERBS[given.verb].load()
+        if getattr(given, "url", None) is not None or getattr(given, "ca", None) is not None:
+            given.run_dir = far(given)
     return begin(given) or 0
+
+
+def far(given: argparse.Namespace) -> Far:
+    """The run that --url and --ca name. Raises `NotPossible`."""
+    from torchrelay.client.runs import Far, NotPossible
+
+    if given.url is None or given.ca is None or given.run_dir is not None:
+        raise NotPossible("--url and --ca go together, and without --run-dir", 2)
+    return Far(given.url, given.ca)
 
 
 def parser(asked: str | None = None) -> argparse.ArgumentParser:

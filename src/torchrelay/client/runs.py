@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torchrelay.api.endpoint import JOURNAL
 from torchrelay.api.shown import (
@@ -34,6 +34,13 @@ class NotPossible(Exception):
         self.code = code
 
 
+class Far(NamedTuple):
+    """A run that is looked at from another machine: its orchestrator's URL, and a copy of one of the run's passes."""
+
+    url: str
+    held: Path
+
+
 class Source(Protocol):
     """Whoever can tell of a run's jobs: its orchestrator (`Client`), or its journal (`Chronicle`)."""
 
@@ -54,8 +61,10 @@ class Source(Protocol):
     def view_audit(self) -> Audit: ...
 
 
-def find_run(run_dir: Path | None) -> Path:
+def find_run(run_dir: Path | Far | None) -> Path:
     """The run's folder: the one named, or the newest under ./torchrelay-runs. Raises `NotPossible`."""
+    if isinstance(run_dir, Far):
+        raise NotPossible("this needs the run's folder: do it on the launcher's machine, with --run-dir for --url", 2)
     if run_dir is not None:
         if (run_dir / JOURNAL).exists():
             return run_dir
@@ -72,8 +81,10 @@ def begun(run_dir: Path) -> float:
     return (launch if launch.exists() else run_dir / JOURNAL).stat().st_mtime
 
 
-def find_source(run_dir: Path | None) -> tuple[Source, str]:
+def find_source(run_dir: Path | Far | None) -> tuple[Source, str]:
     """Who can tell of this run, and a remark if not all is well with it. Raises `NotPossible`, `Denied`, TrustError."""
+    if isinstance(run_dir, Far):
+        return from_afar(run_dir)
     found = find_run(run_dir)
     try:
         client = Client.of(found)
@@ -84,6 +95,16 @@ def find_source(run_dir: Path | None) -> tuple[Source, str]:
 
         chronicle = Chronicle.of(found)
         return chronicle, chronicle.remark
+
+
+def from_afar(run: Far) -> tuple[Client, str]:
+    """An orchestrator on another machine. Raises `NotPossible`, `Denied`, TrustError."""
+    client = Client.at(run.url, run.held)
+    try:
+        degraded = client.view_status().degraded
+    except Away as error:
+        raise NotPossible(f"{error}. Its journal is on the launcher's machine: ask there, with --run-dir") from error
+    return client, f"the orchestrator is degraded: {degraded}" if degraded else ""
 
 
 def find_incident(source: Source, name: str, job: str | None) -> IncidentView:

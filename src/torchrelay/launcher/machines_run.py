@@ -108,6 +108,8 @@ class MachinesRun(LocalRun):
 
 def slots_of(plan: Plan, machines: Machines) -> dict[NodeId, int]:
     """The hosts and how many workers each has room for: ranks first, then a share of the spares; spare nodes last."""
+    if not machines.hosts:
+        return {}  # each says itself how much room it has
     usual = list(local_run.slots_of(plan).values())
     usual += [plan.spec.nproc_per_node] * (len(machines.hosts) - len(usual))
     return {host.node: host.slots or slots for host, slots in zip(machines.hosts, usual, strict=True)}

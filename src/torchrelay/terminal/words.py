@@ -14,6 +14,8 @@ EFFECTS = ("NoExecute", "NoSchedule", "PreferNoSchedule")
 
 def of_run(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--run-dir", type=Path, help="the run's folder (the newest under ./torchrelay-runs)")
+    verb.add_argument("--url", metavar="URL", help="of its orchestrator, from another machine: https://HOST:PORT")
+    verb.add_argument("--ca", type=Path, metavar="F", help="with --url: the run's passes/viewer.pem or operator.pem")
 
 
 def of_job(verb: argparse.ArgumentParser) -> None:

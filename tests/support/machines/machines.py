@@ -88,13 +88,15 @@ class Machine:
                 self._settings,
             ],
             stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             preexec_fn=tethered(signal.SIGKILL),
             start_new_session=True,
         )
         assert self._shell.stdout is not None
-        if self._shell.stdout.readline() != "ready\n":
-            raise OSError(f"{self.name} does not start")
+        said = self._shell.stdout.readline()
+        if said != "ready\n":
+            raise OSError(f"{self.name} does not start: {said}{self._shell.stdout.read()}")
         self.pid = int(Path(f"/proc/{self._shell.pid}/task/{self._shell.pid}/children").read_text().split()[0])
         self._namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
         self._switch.plug(self.name, self.pid, self.address)
@@ -110,6 +112,7 @@ class Machine:
         for process in self._started:  # one that is frozen with its child does not see its end
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGCONT)
+            process.wait()
         self._started.clear()
         assert self._shell.stdout is not None
         self._shell.stdout.close()

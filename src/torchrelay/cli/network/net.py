@@ -14,7 +14,7 @@ from torchrelay.cli.launch.net_flags import for_ports
 from torchrelay.cli.listing import Column, View
 from torchrelay.cli.registry import VERBS
 from torchrelay.client.client import Away, Client
-from torchrelay.client.runs import NotPossible, find_run
+from torchrelay.client.runs import Far, NotPossible, find_run, from_afar
 from torchrelay.netpath.native import environment
 from torchrelay.netpath.native.library import NotBuilt, find
 from torchrelay.protocol.messages.ids import NodeId
@@ -121,11 +121,12 @@ def paths_of(given: argparse.Namespace) -> NetworkView:
     return of_pages(given.local)
 
 
-def of_run(run_dir: Path | None) -> NetworkView:
+def of_run(run_dir: Path | Far | None) -> NetworkView:
     """What the orchestrator knows. Raises `NotPossible`."""
-    found = find_run(run_dir)
+    found = run_dir.url if isinstance(run_dir, Far) else find_run(run_dir)
     try:
-        view = Client.of(found).view_network()
+        client = from_afar(run_dir)[0] if isinstance(run_dir, Far) else Client.of(find_run(run_dir))
+        view = client.view_network()
     except Away as error:
         instead = "paths are not in the journal; `--local FOLDER` reads them on this machine"
         raise NotPossible(f"{error}: {instead}") from error

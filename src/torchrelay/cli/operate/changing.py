@@ -9,12 +9,12 @@ from typing import Any
 
 from torchrelay.api.shown import Change
 from torchrelay.client.client import Away, Client
-from torchrelay.client.runs import NotPossible, find_run
+from torchrelay.client.runs import Far, NotPossible, find_run, from_afar
 from torchrelay.terminal.show import Output, show_json
 
 
 def ask_and_do(
-    run_dir: Path | None, path: str, body: dict[str, Any], *, yes: bool, dry_run: bool, output: Output
+    run_dir: Path | Far | None, path: str, body: dict[str, Any], *, yes: bool, dry_run: bool, output: Output
 ) -> Change:
     """Let the orchestrator plan, ask, and let it carry the plan out. Raises `NotPossible`, `Denied`."""
     client = reach_orchestrator(run_dir)
@@ -27,8 +27,10 @@ def ask_and_do(
     return done
 
 
-def reach_orchestrator(run_dir: Path | None) -> Client:
+def reach_orchestrator(run_dir: Path | Far | None) -> Client:
     """The orchestrator of a run. Raises `NotPossible` if it is away: only it can change anything."""
+    if isinstance(run_dir, Far):
+        return from_afar(run_dir)[0]
     found = find_run(run_dir)
     try:
         client = Client.of(found)

@@ -1,0 +1,152 @@
+"""A job over machines that share nothing, whose agents somebody starts by hand: they come and go, the bits stay."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import faulty
+from tests.support.jobs import differences, wait_until
+from tests.support.machines.fleet import CLI, EVIDENCE, PORT, Fleet
+from tests.support.machines.machines import Machines, obstacle
+from tests.support.twins import undisturbed
+from torchrelay.wire.trust.authority import make_passes
+from torchrelay.wire.trust.passes import Role
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.skipif(bool(obstacle()), reason=obstacle())]
+
+SCRIPT = faulty("--steps", "100", "--pace", "0.1")
+FLAGS = ["--by-hand", "--nnodes", "2", "--nproc-per-node", "2", "--spare-nodes", "1"]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """Four machines: the launcher's, two of ranks, and a spare one."""
+    evidence = tmp_path / "evidence"
+    evidence.mkdir()
+    with Machines(4, shared={EVIDENCE: evidence}) as machines:
+        yield Fleet(machines, tmp_path, evidence)
+
+
+def begun(fleet: Fleet) -> None:
+    """It trains, with a warm spare."""
+    fleet.start(SCRIPT, FLAGS)
+    fleet.join("m2", "m3", "m4")
+    fleet.until("two warm spares", lambda: ((fleet.ask("status") or {}).get("spares") or {}).get("warm") == 2)
+    fleet.until_steps(4)
+
+
+def test_a_machine_without_power_is_replaced_and_nothing_is_lost(fleet: Fleet) -> None:
+    begun(fleet)
+    lost = fleet.where(0)
+    fleet.machines[lost].cut_power()
+    done = fleet.end()
+    assert done.code == 0, done.output
+    assert differences(done, undisturbed(SCRIPT)) == []
+    (incident,) = done.incidents()
+    assert incident["resolution"] == "clean"
+    assert incident["steps_lost"] == 0
+    assert set(fleet.agents_end().values()) == {0}
+    assert "[0] step 100" in done.output
+
+
+def test_a_machine_that_was_cut_off_comes_back_and_its_old_workers_end(fleet: Fleet) -> None:
+    begun(fleet)
+    lost = fleet.where(2)
+    fleet.machines[lost].cut_link()
+    fleet.until(
+        "the incident is over",
+        lambda: [one for one in fleet.ask("incidents") or () if one["resolution"]],
+        deadline_s=40,
+    )
+    fleet.machines[lost].mend_link()
+    done = fleet.end()
+    assert done.code == 0, done.output
+    assert differences(done, undisturbed(SCRIPT)) == []
+    assert [one["steps_lost"] for one in done.incidents()] == [0]
+    assert set(fleet.agents_end().values()) == {0}
+
+
+def test_a_rank_is_killed_and_its_agent_is_started_again(fleet: Fleet) -> None:
+    begun(fleet)
+    node = fleet.where(1)
+    machine = fleet.machines[node]
+    fleet.machines[node].signal(fleet.agents[node], signal.SIGKILL)
+    fleet.agents.pop(node).wait(10)
+    fleet.join(node)
+    fleet.until("its agent is back", lambda: "attached to" in fleet.said(node).rpartition("joins")[2])
+    assert machine.processes()
+    done = fleet.end()
+    assert done.code == 0, done.output
+    assert differences(done, undisturbed(SCRIPT)) == []
+    assert done.incidents() == []
+
+
+class TestStrangers:
+    """Whoever has no pass of this job, or one for less than it wants, is refused and harms nothing."""
+
+    def test_none_of_them_is_let_in_and_the_job_is_undisturbed(self, fleet: Fleet, tmp_path: Path) -> None:
+        begun(fleet)
+        head, m4 = fleet.head, fleet.machines["m4"]
+        url = f"https://{head.address}:{PORT}"
+        others = make_passes(tmp_path / "other", "faulty")
+        viewer = fleet.hand_pass(m4, fleet.pass_text("viewer"), "viewer.pem")
+        agent = fleet.hand_pass(m4, fleet.pass_text("agent"), "as-agent.pem")
+        wrong = fleet.hand_pass(m4, others[Role.AGENT].read_text(), "wrong.pem")
+
+        looked = m4.run([*CLI, "status", "--url", url, "--ca", viewer])
+        assert "running" in looked.stdout, looked.stderr
+        changed = m4.run([*CLI, "drain", "m2", "--url", url, "--ca", viewer, "--yes"])
+        assert changed.returncode != 0
+        assert "needs the operator's pass" in changed.stderr
+        looked = m4.run([*CLI, "status", "--url", url, "--ca", agent])
+        assert looked.returncode != 0
+        assert "needs the viewer's pass" in looked.stderr
+
+        for _ in range(3):
+            joined = m4.run(
+                [*CLI, "agent", "--join", url, "--token-file", wrong, "--node", "stranger", "--patience", "1"]
+            )
+            assert joined.returncode == 94
+            assert "not this job's orchestrator" in joined.stderr
+        posing = m4.run([*CLI, "agent", "--join", url, "--token-file", viewer, "--node", "posing", "--patience", "1"])
+        assert posing.returncode == 94
+        assert "use the run's passes/agent.pem" in posing.stderr
+        bare = m4.run(["curl", "-sk", "--max-time", "5", f"{url}/v1/status"])
+        assert bare.returncode != 0
+        plain = m4.run(["curl", "-s", "--max-time", "5", f"http://{head.address}:{PORT}/v1/status"])
+        assert plain.returncode != 0
+
+        log = head.path("/tmp/run/logs/orchestrator.log")
+        wait_until("it is logged", lambda: "no certificate of this job" in log.read_text(), deadline_s=10)
+        assert log.read_text().count("no certificate of this job") == 1, "once for a host"
+        assert log.read_text().count("needs the operator's pass") == 1
+        done = fleet.end()
+        assert done.code == 0, done.output
+        assert done.incidents() == []
+        assert differences(done, undisturbed(SCRIPT)) == []
+
+
+def test_what_is_not_as_on_the_other_machines_is_said_before_anything_is_trained(fleet: Fleet) -> None:
+    fleet.start(["/root/train.py"], FLAGS)
+    assert fleet.process.wait(20) == 2
+    assert "script not found" in fleet.said()
+    fleet.head.path("/root/train.py").write_text("print('never run')\n")
+    fleet.start(["/root/train.py"], FLAGS)
+    fleet.join("m2")
+    assert fleet.agents["m2"].wait(20) == 94
+    assert "/root/train.py is not on this machine: copy it to the same path" in fleet.said("m2")
+    fleet.machines["m1"].signal(fleet.process, signal.SIGINT)
+    assert fleet.end().code == 130
+
+
+def test_an_agent_says_what_it_waits_for_and_gives_up(fleet: Fleet, tmp_path: Path) -> None:
+    held = make_passes(tmp_path / "other", "faulty")[Role.AGENT].read_text()
+    fleet.join("m2", held=held, flags=["--patience", "2"])
+    assert fleet.agents["m2"].wait(20) == 94
+    said = fleet.said("m2")
+    assert f"waiting for the orchestrator at 10.77.0.1:{PORT}" in said
+    assert "has not answered for 2 s" in said
