@@ -143,6 +143,39 @@ def test_what_is_not_as_on_the_other_machines_is_said_before_anything_is_trained
     assert fleet.end().code == 130
 
 
+def test_agents_without_orchestrator_end_when_nothing_is_trained_any_more(fleet: Fleet) -> None:
+    fleet.start(SCRIPT, FLAGS)
+    fleet.join("m2", "m3", flags=["--forsaken", "3"])
+    fleet.until_steps(4)
+    fleet.head.cut_power()
+    assert set(fleet.agents_end().values()) == {0}
+    assert "no orchestrator was heard, and no step was made, for 3 s" in fleet.said("m2")
+    for name in ("m2", "m3"):
+        assert len(fleet.machines[name].processes()) == 1
+    steps = (fleet.evidence / "rank-0.jsonl").read_text().count("\n")
+    assert steps > 100, "the ranks trained to their end without it"
+
+
+def test_another_torch_is_refused_and_another_script_is_said(fleet: Fleet) -> None:
+    fleet.head.path("/root/train.py").write_text("import time\ntime.sleep(600)\n")
+    fleet.start(["/root/train.py"], FLAGS)
+    for name, text in (("m2", "import time\ntime.sleep(600)\n"), ("m3", "import time\ntime.sleep(601)\n"), ("m4", "")):
+        fleet.machines[name].path("/root/train.py").write_text(text)
+    other = fleet.machines["m4"].path("/root/site/torch-1.0.dist-info")
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n")
+    fleet.join("m2")
+    fleet.until("m2 is attached", lambda: "attached to" in fleet.said("m2"))
+    fleet.join("m3")
+    fleet.until("the difference is said", lambda: "on m3 and" in fleet.said())
+    assert "script is" in fleet.said()
+    fleet.join("m4", env={"PYTHONPATH": "/root/site"})
+    assert fleet.agents["m4"].wait(30) == 94
+    assert "torch is 1.0 on m4 and 2.13" in fleet.said("m4")
+    fleet.head.signal(fleet.process, signal.SIGINT)
+    assert fleet.end().code == 130
+
+
 def test_an_agent_says_what_it_waits_for_and_gives_up(fleet: Fleet, tmp_path: Path) -> None:
     held = make_passes(tmp_path / "other", "faulty")[Role.AGENT].read_text()
     fleet.join("m2", held=held, flags=["--patience", "2"])

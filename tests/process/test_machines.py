@@ -103,8 +103,10 @@ class Talk:
         assert self.heard.readline() == "listening\n"
         self.speaker = subprocess.Popen(
             speaks.command([sys.executable, "-uc", TALK, listens.address]),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert self.speaker.stdout is not None
         assert self.speaker.stdout.readline() == "connected\n"
 
@@ -184,8 +186,13 @@ def test_frozen_it_does_nothing_and_then_goes_on(whole: Machines) -> None:
 def test_signals_go_in_and_exit_codes_come_out(whole: Machines) -> None:
     m2 = whole["m2"]
     assert m2.run(["sh", "-c", "exit 7"]).returncode == 7
-    waiting = m2.popen([sys.executable, "-c", "import signal, sys; signal.signal(15, lambda *_: sys.exit(9)); "
-                        "open('/tmp/up', 'w'); signal.pause()"])  # fmt: skip
+    waiting = m2.popen(
+        [
+            sys.executable,
+            "-c",
+            "import signal, sys; signal.signal(15, lambda *_: sys.exit(9)); open('/tmp/up', 'w'); signal.pause()",
+        ]
+    )
     for _ in until("it is up"):
         if m2.path("/tmp/up").exists():
             break

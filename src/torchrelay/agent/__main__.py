@@ -136,6 +136,7 @@ async def serve(options: argparse.Namespace, folder: Path, launch: Launch, paren
         folder=folder,
         logs=options.run_dir.absolute() / "logs",
         linger_s=options.linger,
+        forsaken_s=0.0 if options.held is None else options.forsaken,
         held=options.held,
     )
 

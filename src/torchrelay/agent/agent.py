@@ -18,9 +18,9 @@ from uuid import uuid4
 
 from torchrelay.agent.allegiance import Allegiance, all_of, write_while_alone
 from torchrelay.agent.connections import WorkerConnections
+from torchrelay.agent.joining import facts_of
 from torchrelay.agent.network.network import Network
-from torchrelay.agent.output.forwarding import Forwarder
-from torchrelay.agent.uplink import Rejected, Uplink
+from torchrelay.agent.uplink import Forwarder, Rejected, Uplink
 from torchrelay.agent.workers.forks import Child, Ended, Fork
 from torchrelay.agent.workers.processes import CannotFork, Processes, base_environment, worker_environment
 from torchrelay.agent.workers.samples import Sampler
@@ -48,6 +48,7 @@ LEAVE_S = 5.0  # how long workers that have finished may take to end
 LEAVE_LOOK_S = 0.02
 AWAY = "away"  # a file in the node's folder
 GRACE_S = 5.0
+FORSAKEN_LOOK_S = 5.0
 BIDE_S = 20.0  # how long workers outlive a defect of their agent, whatever its linger is
 
 
@@ -61,6 +62,7 @@ class Site:
     folder: Path  # 0700, of this node alone, in memory: sockets and pages
     logs: Path
     linger_s: float = 0.0  # how long workers outlive an agent that dies
+    forsaken_s: float = 0.0  # without an orchestrator, and without a step, before it ends; 0: never
     held: Path | None = None  # the run's pass for agents, on a machine of its own: what workers print is sent, too
 
 
@@ -75,6 +77,7 @@ class Agent:
         self.launch = launch
         self.incarnation = uuid4().hex
         self._env = base_environment(launch, site.host)
+        self._facts = None if site.held is None else facts_of(launch)
         loop = asyncio.get_running_loop()
         self._terms: defaultdict[JobId, asyncio.Future[JobTerms]] = defaultdict(loop.create_future)
         self._leaving: dict[WorkerId, WorkerSeen] = {}  # ended, and the orchestrator has not acknowledged it
@@ -140,6 +143,7 @@ class Agent:
         looking = asyncio.create_task(self._look())
         writing = asyncio.create_task(write_while_alone(self.site.folder, self._is_heard, self._alone))
         printing = asyncio.create_task(self._print())
+        minding = asyncio.create_task(self._mind_being_forsaken())
         try:
             await asyncio.wait((hearing, talking, looking, self._stop), return_when=asyncio.FIRST_COMPLETED)
             order, code = self._why(hearing, talking, looking)
@@ -149,7 +153,7 @@ class Agent:
                 self.forwarder.look(last=True)
             await self.uplink.flush(FLUSH_S)
         finally:
-            beside = (hearing, talking, attending, looking, writing, printing)
+            beside = (hearing, talking, attending, looking, writing, printing, minding)
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
@@ -166,6 +170,23 @@ class Agent:
         """End in order: workers first. The first reason counts."""
         if not self._stop.done():
             self._stop.set_result(Shutdown(reason=reason, grace_s=grace_s))
+
+    async def _mind_being_forsaken(self) -> None:
+        """End when nobody has been heard and nothing has been trained for long: on another machine nobody else ends it.
+
+        As long as the ranks make steps they train on; whoever takes the orchestrator's place finds them.
+        """
+        loop = asyncio.get_running_loop()
+        since, before = loop.time(), None
+        while self.site.forsaken_s and not self._stop.done():
+            await asyncio.sleep(min(FORSAKEN_LOOK_S, self.site.forsaken_s / 4))
+            samples = (self._sample(child) for child in self.processes.running.values())
+            now = tuple((sample.generation, sample.point) for sample in samples if sample is not None)
+            if self._is_heard() or now != before:
+                since, before = loop.time(), now
+            elif loop.time() - since > self.site.forsaken_s:
+                self.stop(f"no orchestrator was heard, and no step was made, for {self.site.forsaken_s:g} s")
+        await loop.create_future()
 
     def _be_away(self) -> None:
         """Chaos asks for a partition: deaf and dumb towards the orchestrator for so many seconds as a file says."""
@@ -241,7 +262,8 @@ class Agent:
     def _attach(self) -> Attach:
         running = tuple(self.connections.seen(child) for child in self.processes.running.values())
         workers = running + tuple(seen for seen in self._leaving.values() if seen.pid)
-        return Attach(node=self.site.node, incarnation=self.incarnation, slots=self.site.slots, workers=workers)
+        site, facts = self.site, self._facts
+        return Attach(node=site.node, incarnation=self.incarnation, slots=site.slots, workers=workers, facts=facts)
 
     def _beat(self) -> Beat:
         samples = (self._sample(child) for child in self.processes.running.values())

@@ -12,20 +12,23 @@ import argparse
 import asyncio
 import logging
 import os
+import platform
 import re
 import socket
 import ssl
 import sys
 from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import aiohttp
 import msgspec
+import xxhash
 
 from torchrelay.wire.files.kept import MAIN, Kept, Load
 from torchrelay.wire.files.launch import FILE, Launch, write_launch
 from torchrelay.wire.files.owned import open_to_others
-from torchrelay.wire.messages.channel import LAUNCH_PATH
+from torchrelay.wire.messages.channel import LAUNCH_PATH, Facts
 from torchrelay.wire.trust.passes import Role, client_context, parse_pass, read_pass
 from torchrelay.wire.trust.tokens import write_private
 
@@ -35,6 +38,7 @@ STDIN = "-"
 PASS = "pass.pem"
 MOST_PASS = 64 << 10
 MOST_LAUNCH = 64 << 20
+DRIVER = Path("/proc/driver/nvidia/version")
 ASK_S = 5.0
 AGAIN_S = 0.2
 REFUSED = (401, 403)
@@ -151,6 +155,37 @@ def begin(run_dir: Path, launch: Launch, script: Path) -> Kept:
     return kept
 
 
+def facts_of(launch: Launch) -> Facts:
+    """What is compared between the machines of a run."""
+    try:
+        script = "" if launch.module else xxhash.xxh3_64_hexdigest((Path(launch.cwd) / launch.script).read_bytes())
+    except OSError:
+        script = ""
+    return Facts(
+        torch=installed("torch"),
+        torchrelay=installed("torchrelay"),
+        python=platform.python_version(),
+        driver=driver(),
+        script=script,
+    )
+
+
+def installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def driver() -> str:
+    """The version of NVIDIA's driver; empty if there is none."""
+    try:
+        found = re.search(r"Kernel Module.*?(\d+\.\d+(\.\d+)?)", DRIVER.read_text())
+    except OSError:
+        return ""
+    return "" if found is None else found[1]
+
+
 def own_run_dir(given: Path | None, job: str, node: str) -> Path:
     """The folder for logs and code on this machine. Raises `CannotJoin`."""
     run_dir = (given or Path("/tmp") / f"torchrelay-{os.getuid()}" / (job or "job") / node).absolute()
@@ -178,6 +213,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slots", type=int, default=0, metavar="N", help="workers it has room for (ranks of a node)")
     parser.add_argument("--host", default="", metavar="ADDRESS", help="on which its workers listen (found out)")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="for logs and code (/tmp/torchrelay-UID/JOB/NODE)")
+    parser.add_argument(
+        "--forsaken",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="end when no orchestrator was heard and no step was made for so long; 0: never (600)",
+    )
     parser.add_argument(
         "--patience", type=float, default=600.0, metavar="S", help="to wait for the orchestrator at the start (600)"
     )

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 
 from torchrelay.agent.allegiance import Allegiance
 from torchrelay.protocol.health.pulses import Beat
 from torchrelay.protocol.messages.events import Event, OnceRecorded, RecordKept, WorkerExited, WorkerReady, age_event
+from torchrelay.wire.files.tails import Tail
 from torchrelay.wire.messages.channel import (
     AGENT_PATH,
     Ack,
@@ -313,3 +316,50 @@ async def receive(socket: aiohttp.ClientWebSocketResponse) -> ToAgent:
     if frame.type is aiohttp.WSMsgType.TEXT:
         raise WireError("the orchestrator sent text, not a message")
     raise Lost(f"the orchestrator closed the connection ({frame.type.name}, code {socket.close_code})")
+
+
+# ---------------------------------------------------------------- what workers print, on a machine of its own
+
+# The files stay where they are and hold all of it. What is sent is read from them: a print waits for nobody. What comes
+# faster than `CHUNK` every `LOOK_S` is cut short on the way, and the lines say by how much.
+
+LOOK_S = 0.25
+CHUNK = 64 << 10  # bytes of one log at a time
+BEHIND = 1 << 20
+MOST_LINE = 16 << 10  # characters
+LOG = re.compile(r"(?!agent-)[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.log")
+
+Show = Callable[[str, tuple[str, ...]], None]
+
+
+class Forwarder:
+    """Follows all workers' logs in a folder. `show` takes a log's name and lines; `heard`: whether anybody listens."""
+
+    def __init__(self, folder: Path, show: Show, heard: Callable[[], bool]) -> None:
+        self._folder = folder
+        self._show = show
+        self._heard = heard
+        self._tails: dict[str, Tail] = {}
+
+    async def run(self) -> None:
+        """Never returns."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._heard():  # what comes meanwhile is read later
+                self.look()
+
+    def look(self, *, last: bool = False) -> bool:
+        """Show what has come since. Returns whether there was anything."""
+        for path in self._folder.glob("*.log"):
+            if LOG.fullmatch(path.name):
+                self._tails.setdefault(path.name, Tail(path, chunk=CHUNK, behind=BEHIND))
+        found = False
+        for name, tail in self._tails.items():
+            if lines := tail.read(last):
+                self._show(name, tuple(line[:MOST_LINE] for line in lines))
+                found = True
+        return found
+
+    def close(self) -> None:
+        for tail in self._tails.values():
+            tail.close()

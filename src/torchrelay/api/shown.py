@@ -316,6 +316,7 @@ class Status(Struct, frozen=True, kw_only=True):
     lease: int
     jobs: tuple[JobStatus, ...]
     nodes: tuple[NodeStatus, ...]
+    remarks: tuple[str, ...] = ()  # what differs between machines
 
 
 class RankStatus(Struct, frozen=True, kw_only=True):

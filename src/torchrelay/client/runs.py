@@ -17,6 +17,7 @@ from torchrelay.api.shown import (
     Nodes,
     Ranks,
     Spares,
+    Status,
     WhyView,
 )
 from torchrelay.client.client import Away, Client
@@ -88,8 +89,7 @@ def find_source(run_dir: Path | Far | None) -> tuple[Source, str]:
     found = find_run(run_dir)
     try:
         client = Client.of(found)
-        degraded = client.view_status().degraded
-        return client, f"the orchestrator is degraded: {degraded}" if degraded else ""
+        return client, remark_of(client.view_status())
     except Away:
         from torchrelay.client.chronicle import Chronicle  # replaying needs the whole protocol: only now
 
@@ -101,10 +101,15 @@ def from_afar(run: Far) -> tuple[Client, str]:
     """An orchestrator on another machine. Raises `NotPossible`, `Denied`, TrustError."""
     client = Client.at(run.url, run.held)
     try:
-        degraded = client.view_status().degraded
+        return client, remark_of(client.view_status())
     except Away as error:
         raise NotPossible(f"{error}. Its journal is on the launcher's machine: ask there, with --run-dir") from error
-    return client, f"the orchestrator is degraded: {degraded}" if degraded else ""
+
+
+def remark_of(status: Status) -> str:
+    """What is not well, or had better be otherwise; empty if all is well."""
+    degraded = (f"the orchestrator is degraded: {status.degraded}",) if status.degraded else ()
+    return "; ".join((*degraded, *status.remarks))
 
 
 def find_incident(source: Source, name: str, job: str | None) -> IncidentView:

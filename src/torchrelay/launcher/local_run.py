@@ -138,6 +138,7 @@ class LocalRun:
         self.unheard = False  # they have, and no orchestrator has heard of it
         self.warned = False  # the operator knows that the script is not protected, and what would protect it
         self._signals = 0
+        self._remarked: set[str] = set()
         self._left_out: set[str] = set()  # logs of which that was said
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -235,6 +236,11 @@ class LocalRun:
         async for moment in moments(self.keeper.where, self.token):
             if isinstance(moment, Degraded):
                 self.voice.say(moment.reason or "all is well again")
+                continue
+            if isinstance(moment, Remark):
+                if moment.text not in self._remarked:
+                    self._remarked.add(moment.text)
+                    self.voice.say(moment.text)
                 continue
             self.voice.tell(moment)
             self.finishing |= any(
@@ -433,13 +439,19 @@ SILENT_S = 20.0
 _decoder = msgspec.json.Decoder(Moment)
 
 
+class Remark(Struct, frozen=True):
+    """Something about the machines of the run, said whenever the stream begins."""
+
+    text: str
+
+
 class Degraded(Struct, frozen=True):
     """The orchestrator decides nothing at the moment, and why; an empty reason: all is well again."""
 
     reason: str
 
 
-async def moments(where: Callable[[], Endpoint], token: str) -> AsyncIterator[Moment | Degraded]:
+async def moments(where: Callable[[], Endpoint], token: str) -> AsyncIterator[Moment | Degraded | Remark]:
     """Every moment, each once, in order, for ever. An orchestrator that is away is waited for.
 
     `where`: its endpoint, asked before each attempt, as another one may have taken over elsewhere.
@@ -466,6 +478,9 @@ async def moments(where: Callable[[], Endpoint], token: str) -> AsyncIterator[Mo
                 async for line in answer.content:
                     if line.startswith(b"event: "):
                         kind = line[7:].strip()
+                    elif line.startswith(b"data: ") and kind == b"remark":
+                        kind = b""
+                        yield Remark(msgspec.json.decode(line[6:], type=str))
                     elif line.startswith(b"data: ") and kind == b"degraded":
                         kind = b""
                         yield Degraded(msgspec.json.decode(line[6:], type=str))

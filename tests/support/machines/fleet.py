@@ -54,14 +54,17 @@ class Fleet:
         place.write_text(text)
         return f"/root/{name}"
 
-    def join(self, *names: str, flags: Sequence[str] = (), held: str = "") -> None:
+    def join(
+        self, *names: str, flags: Sequence[str] = (), held: str = "", env: Mapping[str, str] | None = None
+    ) -> None:
         """Somebody starts an agent by hand on each of these machines."""
         for name in names:
             machine = self.machines[name]
             place = self.hand_pass(machine, held or self.pass_text())
             words = [*CLI, "agent", "--join", f"{self.head.address}:{PORT}", "--token-file", place, *flags]
             with (self.folder / f"{name}.out").open("a") as out:
-                self.agents[name] = machine.popen(words, env={"TORCHRELAY_DIGESTS": EVIDENCE}, stdout=out)
+                ours = {"TORCHRELAY_DIGESTS": EVIDENCE, **(env or {})}
+                self.agents[name] = machine.popen(words, env=ours, stdout=out)
 
     # ------------------------------------------------------------ looking
 

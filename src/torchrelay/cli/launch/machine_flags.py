@@ -20,15 +20,24 @@ def add_machines(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="", metavar="ADDRESS", help="of this machine, for the others (found out)")
     group.add_argument("--ssh", default=SSH, metavar="COMMAND", help="what starts an agent on a host (ssh)")
     group.add_argument(
-        "--export", default="", metavar="NAMES",
+        "--export",
+        default="",
+        metavar="NAMES",
         help="further variables of this environment for the ranks, or ALL (NCCL_*, TORCH_*, OMP_* and so on go anyway)",
-    )  # fmt: skip
+    )
 
 
 def hosts_of(given: argparse.Namespace) -> tuple[Host, ...] | None:
     """The hosts; empty if agents are started by hand; None: all is on this machine. Raises `NotPossible`."""
-    ways = [flag for flag, wanted in (("--hosts", given.hosts), ("--hostfile", given.hostfile is not None),
-                                      ("--by-hand", given.by_hand)) if wanted]  # fmt: skip
+    ways = [
+        flag
+        for flag, wanted in (
+            ("--hosts", given.hosts),
+            ("--hostfile", given.hostfile is not None),
+            ("--by-hand", given.by_hand),
+        )
+        if wanted
+    ]
     if len(ways) > 1:
         raise NotPossible(f"{' and '.join(ways)}: give one of them", BAD_ARGUMENTS)
     if not ways:

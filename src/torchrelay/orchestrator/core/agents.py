@@ -42,6 +42,7 @@ from torchrelay.protocol.messages.events import (
     WorkerWarm,
     age_event,
 )
+from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.wire.messages.channel import (
     VERSION,
     Ack,
@@ -50,6 +51,7 @@ from torchrelay.wire.messages.channel import (
     BeatFrame,
     EventFrame,
     EventsFrame,
+    Facts,
     NetworkFrame,
     OutputFrame,
     Refused,
@@ -67,6 +69,8 @@ ATTACH_S = 10.0  # how long a new connection may take to say who it is
 # An agent that reads so slowly that so many bytes wait for it is disconnected; it comes back.
 MAX_UNREAD = 64 << 20
 FINAL_BINARY = 0x82
+# Another version computes other bits, or does not understand what it is sent.
+MUST_BE_THE_SAME = ("torch", "torchrelay")
 
 # What an agent may tell. Everything else is decided here, and who claims it is not an agent of ours.
 TELLABLE: tuple[type[Event], ...] = (
@@ -141,10 +145,38 @@ def as_binary(data: bytes) -> bytes:
     return struct.pack("!BBQ", FINAL_BINARY, 127, size) + data
 
 
-async def serve_agent(request: web.Request, service: Orchestrator, output: Output | None = None) -> web.StreamResponse:
+class Sameness:
+    """What the machines of a run have in common: the first one that attached is what the others are compared with."""
+
+    def __init__(self) -> None:
+        self._first: tuple[NodeId, Facts] | None = None
+        self.remarks: dict[NodeId, str] = {}
+
+    def compare(self, node: NodeId, facts: Facts | None) -> str:
+        """Why this machine cannot be one of them; empty if it can. What differs otherwise becomes a remark."""
+        self.remarks.pop(node, None)
+        if facts is None:
+            return ""
+        if self._first is None or self._first[0] == node:
+            self._first = node, facts
+            return ""
+        first, known = self._first
+        differ = facts.differing(known)
+        found = {name: f"{name} is {ours} on {node} and {theirs} on {first}" for name, ours, theirs in differ}
+        if refused := [text for name, text in found.items() if name in MUST_BE_THE_SAME]:
+            return f"{', '.join(refused)}: install the same on all machines"
+        if found:
+            self.remarks[node] = ", ".join(found.values())
+            log.warning("%s", self.remarks[node])
+        return ""
+
+
+async def serve_agent(
+    request: web.Request, service: Orchestrator, output: Output | None = None, sameness: Sameness | None = None
+) -> web.StreamResponse:
     """One connection, from `Attach` to its end. Whatever is not a message of an agent ends it.
 
-    `output`: where lines of workers on other machines go.
+    `output`: where lines of workers on other machines go. `sameness`: what these machines have in common.
     """
     if service.degraded:
         raise web.HTTPServiceUnavailable(text=service.degraded)
@@ -159,6 +191,8 @@ async def serve_agent(request: web.Request, service: Orchestrator, output: Outpu
         await socket.close()
         return socket
     refusal = refuse(attach)
+    if isinstance(attach, Attach) and not refusal and sameness is not None:
+        refusal = sameness.compare(attach.node, attach.facts)
     if refusal or not isinstance(attach, Attach):
         log.warning("connection from %s refused: %s", request.remote, refusal)
         await socket.send_bytes(encode(Refused(reason=refusal)))

@@ -12,7 +12,8 @@
     GET  /metrics                      figures of these for Prometheus
     GET  /v1/audit                     every changing call: who, when, what
     GET  /v1/events                    the story as server-sent events: everything after ?since=seq, then as it happens
-                                       (event `degraded`: why nothing is decided at the moment, "" when it is again)
+                                       (event `degraded`: why nothing is decided at the moment, "" when it is again;
+                                       event `remark`: what differs between the machines)
     GET  /v1/launch                    what is to be run, for agents
     GET  /healthz                      200 while decisions are made, 503 while they are not
 
@@ -33,7 +34,7 @@ from msgspec import Struct
 
 from torchrelay.api.endpoint import LOGS
 from torchrelay.api.shown import NetworkView, NodeNetwork, Status
-from torchrelay.orchestrator.core.agents import serve_agent
+from torchrelay.orchestrator.core.agents import Sameness, serve_agent
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http import changes
 from torchrelay.orchestrator.http.answers import SERVICE, answer, job_of, refusal
@@ -66,6 +67,7 @@ KEEPALIVE_S = 5.0  # a comment on a silent event stream, so that both ends notic
 MAX_BODY = 1 << 20
 
 RUN_DIR: web.AppKey[Path] = web.AppKey("run_dir", Path)
+SAMENESS: web.AppKey[Sameness] = web.AppKey("sameness", Sameness)
 OUTPUT: web.AppKey[Output] = web.AppKey("output", Output)
 KNOWN = web.RequestKey("known", bool)  # whether the request has brought the token
 # For those who may not know more: what is in the way names paths.
@@ -99,6 +101,7 @@ def make_app(
 
     app = web.Application(middlewares=[guard], client_max_size=MAX_BODY)
     app[SERVICE] = service
+    app[SAMENESS] = Sameness()
     if run_dir is not None:
         app[RUN_DIR] = run_dir
         app[OUTPUT] = Output(run_dir / LOGS)
@@ -131,7 +134,7 @@ async def get_health(request: web.Request) -> web.Response:
     return answer({"ok": not degraded, "degraded": told}, 503 if degraded else 200)
 
 
-def status_of(service: Orchestrator) -> Status:
+def status_of(service: Orchestrator, remarks: tuple[str, ...] = ()) -> Status:
     scene = service.scene()
     return Status(
         version=VERSION,
@@ -142,11 +145,12 @@ def status_of(service: Orchestrator) -> Status:
         lease=service.journal.lease,
         jobs=tuple(view_job(scene, job) for job in service.cluster.jobs.values()),
         nodes=view_nodes(scene),
+        remarks=remarks,
     )
 
 
 async def get_status(request: web.Request) -> web.Response:
-    return answer(status_of(request.app[SERVICE]))
+    return answer(status_of(request.app[SERVICE], tuple(request.app[SAMENESS].remarks.values())))
 
 
 def of_job(view: Callable[[Scene, Job], Struct]) -> Handler:
@@ -209,20 +213,24 @@ async def get_events(request: web.Request) -> web.StreamResponse:
     )
     await stream.prepare(request)
     try:
-        await tell_all(service, stream, since)
+        await tell_all(service, stream, since, request.app[SAMENESS])
     except ConnectionError:
         pass  # the reader has gone
     return stream
 
 
-async def tell_all(service: Orchestrator, stream: web.StreamResponse, since: int) -> None:
+async def tell_all(service: Orchestrator, stream: web.StreamResponse, since: int, sameness: Sameness) -> None:
     """Everything after `since`, for as long as the service runs; and whenever it becomes degraded or well again."""
     degraded = ""
+    remarked: set[str] = set()
     while not service.over:
         news = service.news
         if service.degraded != degraded:
             degraded = service.degraded
             await stream.write(b"event: degraded\ndata: %b\n\n" % msgspec.json.encode(degraded))
+        for remark in [one for one in sameness.remarks.values() if one not in remarked]:
+            remarked.add(remark)
+            await stream.write(b"event: remark\ndata: %b\n\n" % msgspec.json.encode(remark))
         fresh = service.moments.after(since)
         if fresh:
             await stream.write(b"".join(frame(moment) for moment in fresh))
@@ -251,7 +259,7 @@ async def get_launch(request: web.Request) -> web.Response:
 
 
 async def get_agent(request: web.Request) -> web.StreamResponse:
-    return await serve_agent(request, request.app[SERVICE], request.app.get(OUTPUT))
+    return await serve_agent(request, request.app[SERVICE], request.app.get(OUTPUT), request.app[SAMENESS])
 
 
 # ---------------------------------------------------------------- the nodes' network paths

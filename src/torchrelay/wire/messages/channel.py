@@ -32,6 +32,21 @@ VERSION = 5  # of this channel; both ends must have the same
 # ---------------------------------------------------------------- agent -> orchestrator
 
 
+class Facts(Struct, frozen=True, kw_only=True):
+    """What must be the same on all machines, or had better be; empty where it is not known."""
+
+    torch: str = ""
+    torchrelay: str = ""
+    python: str = ""
+    driver: str = ""  # of NVIDIA's GPUs
+    script: str = ""  # digest of the main file
+
+    def differing(self, other: Facts) -> tuple[tuple[str, str, str], ...]:
+        """Name, ours and theirs, of what both know and what differs."""
+        pairs = ((name, getattr(self, name), getattr(other, name)) for name in self.__struct_fields__)
+        return tuple((name, ours, theirs) for name, ours, theirs in pairs if ours and theirs and ours != theirs)
+
+
 class Attach(Struct, frozen=True, tag=True, kw_only=True):
     """The first message of an agent: who it is, and its workers. Becomes `NodeJoined`.
 
@@ -44,6 +59,7 @@ class Attach(Struct, frozen=True, tag=True, kw_only=True):
     incarnation: str
     slots: int
     workers: tuple[WorkerSeen, ...] = ()
+    facts: Facts | None = None  # of an agent on a machine of its own
 
 
 class EventFrame(Struct, frozen=True, tag=True):
