@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 from collections.abc import Iterator
@@ -79,6 +80,36 @@ def test_secrets_are_in_no_command_line_and_no_environment(fleet: tuple[Fleet, l
     job.head.signal(job.process, signal.SIGINT)
     assert job.end().code == 130
     until_nothing_is_left(job)
+
+
+def test_ssh_ends_and_the_agent_goes_on_with_another_one_behind_it(fleet: tuple[Fleet, list[str]]) -> None:
+    job, ssh = fleet
+    job.start(SCRIPT, ["--hosts", "m2,m3", "--nproc-per-node", "2", *ssh])
+    job.until_steps(4)
+    for pid in agents_of(job, "ssh", "m2"):
+        os.kill(pid, signal.SIGKILL)
+    job.until("another one stands by", lambda: len(agents_of(job, "--join", "m2")) == 2)
+    (first,) = [pid for pid in agents_of(job, "--join", "m2") if Path(f"/proc/{pid}/task/{pid}/children").read_text()]
+    os.kill(first, signal.SIGKILL)
+    log = job.head.path("/tmp/run/logs/agent-m2.log")
+    job.until("it takes over", lambda: log.read_text().count("attached to") == 2)
+    done = job.end()
+    assert done.code == 0, done.output
+    assert differences(done, undisturbed(SCRIPT)) == []
+    assert done.incidents() == []
+    until_nothing_is_left(job)
+
+
+def agents_of(job: Fleet, word: str, node: str) -> list[int]:
+    """Processes of ssh on the launcher's machine, or of agents on their own."""
+    machine = job.head if word == "ssh" else job.machines[node]
+    found = []
+    for pid in machine.processes():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        mine = words[0] == b"ssh" if word == "ssh" else b"--join" in words
+        if mine and any(node.encode() in one for one in words):
+            found.append(pid)
+    return found
 
 
 def test_a_host_that_does_not_answer_is_named_and_nothing_is_left(fleet: tuple[Fleet, list[str]]) -> None:

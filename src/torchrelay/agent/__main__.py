@@ -23,11 +23,23 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from torchrelay.agent.agent import CANNOT_START, SAFE_ID, Agent, Site
-from torchrelay.agent.joining import CannotJoin, add_flags, fetch, own_address, own_run_dir, settle, take_pass, url_of
+from torchrelay.agent.joining import (
+    STDIN,
+    CannotJoin,
+    add_flags,
+    fetch,
+    own_address,
+    own_run_dir,
+    settle,
+    starter_is_gone,
+    take_pass,
+    url_of,
+)
 from torchrelay.agent.uplink import UNIX
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.wire.files.descriptors import allow_many
@@ -179,7 +191,7 @@ def run(options: argparse.Namespace, parent: int) -> int:
             read_token(options.token_file)
         folder, made_up = private_folder(options.folder)
         (options.run_dir / "logs").mkdir(mode=0o700, exist_ok=True)
-        own = take_node(folder, options.node)
+        own = stand_by(folder, options) if options.held is not None else take_node(folder, options.node)
     except (TrustError, ValueError, OSError) as error:
         logger.error("cannot start: %s", error)
         return CANNOT_START
@@ -190,8 +202,27 @@ def run(options: argparse.Namespace, parent: int) -> int:
 
 # ---------------------------------------------------------------- on a machine of its own
 
+STAND_BY_S = 0.5
 LINGER_S = 20.0  # how long workers train on without their agent, which is started again at once
 MEMORY = Path("/dev/shm")
+
+
+def stand_by(folder: Path, options: argparse.Namespace) -> Path:
+    """This node's folder. Another agent of the node may be there still, although the ssh that started it has ended.
+
+    Then wait for its end, as long as whoever started this one is there. Raises `ValueError`.
+    """
+    told = False
+    while True:
+        try:
+            return take_node(folder, options.node)
+        except ValueError:
+            if options.token_file != STDIN or starter_is_gone():
+                raise
+        if not told:
+            logger.info("another agent of %s runs here: standing by", options.node)
+            told = True
+        time.sleep(STAND_BY_S)
 
 
 def say(text: str) -> None:

@@ -14,6 +14,7 @@ import logging
 import os
 import platform
 import re
+import select
 import socket
 import ssl
 import sys
@@ -29,7 +30,7 @@ from torchrelay.wire.files.kept import MAIN, Kept, Load
 from torchrelay.wire.files.launch import FILE, Launch, write_launch
 from torchrelay.wire.files.owned import open_to_others
 from torchrelay.wire.messages.channel import LAUNCH_PATH, Facts
-from torchrelay.wire.trust.passes import Role, client_context, parse_pass, read_pass
+from torchrelay.wire.trust.passes import LAST_LINE, Role, client_context, parse_pass, read_pass
 from torchrelay.wire.trust.tokens import write_private
 
 logger = logging.getLogger("torchrelay.agent")
@@ -62,8 +63,19 @@ def take_pass(given: str, folder: Path) -> Path:
     if given != STDIN:
         read_pass(Path(given))
         return Path(given).absolute()
-    text = sys.stdin.buffer.read(MOST_PASS).decode("ascii", "replace")
+    lines: list[str] = []
+    while sum(map(len, lines)) < MOST_PASS and (line := sys.stdin.buffer.readline(MOST_PASS)):
+        lines.append(line.decode("ascii", "replace"))
+        if lines[-1].startswith(LAST_LINE):
+            break  # it stays open, as long as whoever started us is there
+    text = "".join(lines)
     return write_private(folder / PASS, parse_pass(text, "standard input").text())
+
+
+def starter_is_gone() -> bool:
+    """Whether the other end of our standard input is: ssh has ended, or the launcher."""
+    readable, _, _ = select.select([0], [], [], 0)
+    return bool(readable) and os.read(0, 1) == b""
 
 
 def own_address(url: str) -> str:

@@ -222,8 +222,7 @@ class LocalScheduler:
                 preexec_fn=tethered(signal.SIGTERM),
             )
         if process.stdin is not None and self._words is not None:
-            process.stdin.write(self._words())
-            process.stdin.close()
+            process.stdin.write(self._words())  # it stays open: its end says that we are gone
         return process
 
     async def _keep(self, agent: Agent) -> None:
@@ -260,6 +259,8 @@ class LocalScheduler:
         except TimeoutError:
             signal_child(agent.process, signal.SIGKILL)
             await agent.process.wait()
+        if agent.process.stdin is not None:
+            agent.process.stdin.close()
         if agent.keeper is not None:
             agent.keeper.cancel()
 

@@ -29,6 +29,7 @@ FOLDER = "passes"
 HANDSHAKE_S = 5.0  # within which a peer must have shown its certificate
 _SUFFIX = ".torchrelay"  # of names that no machine has
 _TOKEN = "TORCHRELAY TOKEN"
+LAST_LINE = f"-----END {_TOKEN}-----"
 _MOST = 64 << 10  # bytes that are read of a pass
 _BLOCK = re.compile(r"-----BEGIN (?P<kind>[A-Z ]+)-----\n(?P<body>.*?)\n-----END (?P=kind)-----\n?", re.DOTALL)
 
