@@ -25,7 +25,7 @@ from torchrelay.wire.trust.trust import bearer_matches
 log = logging.getLogger("torchrelay.orchestrator")
 
 OWNER = frozenset({Role.AGENT, Role.OPERATOR, Role.VIEWER})
-MAY = {
+MAY: dict[Role | None, frozenset[Role]] = {
     Role.AGENT: frozenset({Role.AGENT}),
     Role.OPERATOR: frozenset({Role.OPERATOR, Role.VIEWER}),
     Role.VIEWER: frozenset({Role.VIEWER}),
@@ -41,7 +41,7 @@ WRONG_PASS = "wrong or missing token: use a pass from the folder `passes` of the
 class Keys:
     """The tokens of one run, and what each of them opens."""
 
-    def __init__(self, tokens: Mapping[str, frozenset[Role]], *, certified: bool = False) -> None:
+    def __init__(self, tokens: Mapping[str, Role | None], *, certified: bool = False) -> None:
         self._tokens = dict(tokens)
         self._certified = certified
         self._said: dict[str, float] = {}
@@ -49,26 +49,26 @@ class Keys:
     @classmethod
     def of_one(cls, token: str) -> Keys:
         """One token that opens everything."""
-        return cls({token: OWNER})
+        return cls({token: None})
 
     @classmethod
     def of_passes(cls, run_dir: Path) -> Keys:
         """Those in a run's passes. Raises `TrustError`."""
-        tokens = {read_pass(pass_of(run_dir, role)).token: may for role, may in MAY.items()}
-        return cls(tokens, certified=True)
+        roles = (Role.AGENT, Role.OPERATOR, Role.VIEWER)
+        return cls({read_pass(pass_of(run_dir, role)).token: role for role in roles}, certified=True)
 
     def held(self, request: web.Request) -> frozenset[Role]:
         """What whoever asks may do; nothing if the token is not ours, or not of the role that the certificate says."""
         header = request.headers.get("Authorization")
         found: frozenset[Role] = frozenset()
-        for token, roles in self._tokens.items():  # all of them, so that each takes the same time
+        wanted: Role | None = None
+        for token, role in self._tokens.items():  # all of them, so that each takes the same time
             if bearer_matches(token, header):
-                found = roles
+                wanted, found = role, MAY.get(role, OWNER)
         transport = request.transport
         if not self._certified or transport is None or transport.get_extra_info("ssl_object") is None:
             return found  # through the unix socket, which its owner alone can reach
-        role = role_in(transport.get_extra_info("peercert"))
-        return found if role in found else frozenset()
+        return found if role_in(transport.get_extra_info("peercert")) is wanted else frozenset()
 
     def refusal(self, request: web.Request, held: frozenset[Role]) -> tuple[type[web.HTTPException], str] | None:
         """Why this call is not for whoever asks; None if it is."""
