@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,47 +9,44 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults import faulty
-from tests.support.jobs import differences
-from tests.support.machines.fleet import EVIDENCE, Fleet
-from tests.support.machines.machines import Machines, obstacle, until
-from tests.support.machines.sshd import no_ssh, open_doors
+from tests.support.jobs import differences, wait_until
+from tests.support.machines.fleet import EVIDENCE, Fleet, at, words_of
+from tests.support.machines.harness import Machines
+from tests.support.machines.machine import Machine
+from tests.support.machines.needs import needs_sshd
 from tests.support.twins import undisturbed
 
-WHY = obstacle() or no_ssh()
-pytestmark = [pytest.mark.timeout(240), pytest.mark.skipif(bool(WHY), reason=WHY)]
+pytestmark = [pytest.mark.timeout(240), needs_sshd]
 
 SCRIPT = faulty("--steps", "80", "--pace", "0.1")
 
 
+EXPORT = ["--export", "TORCHRELAY_DIGESTS"]
+
+
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[tuple[Fleet, list[str]]]:
-    """Three machines that reach one another by ssh, and the flag that says how."""
+def job(tmp_path: Path) -> Iterator[Fleet]:
+    """Three machines that reach one another by ssh."""
     evidence = tmp_path / "evidence"
     evidence.mkdir()
     with Machines(3, shared={EVIDENCE: evidence}) as machines:
-        ssh = open_doors(machines, tmp_path)
-        yield Fleet(machines, tmp_path, evidence), ["--ssh", shlex.join(ssh), "--export", "TORCHRELAY_DIGESTS"]
+        for machine in machines:
+            machine.start_sshd()
+        yield Fleet(machines, tmp_path, evidence)
 
 
-def nothing_is_left(fleet: Fleet) -> bool:
+def nothing_is_left(job: Fleet) -> bool:
     """Of the job, on any machine."""
-    for machine in fleet.machines:
-        for pid in machine.processes():
-            words = Path(f"/proc/{pid}/cmdline")
-            if words.exists() and b"torchrelay" in words.read_bytes():
-                return False
-    return True
+    running = (words_of(machine, pid) for machine in job.machines if machine.is_on for pid in machine.pids())
+    return not any("torchrelay" in word for words in running for word in words)
 
 
-def until_nothing_is_left(fleet: Fleet) -> None:
-    for _ in until("all processes of the job end"):
-        if nothing_is_left(fleet):
-            return
+def until_nothing_is_left(job: Fleet) -> None:
+    wait_until("all processes of the job end", lambda: nothing_is_left(job), deadline_s=30)
 
 
-def test_a_machine_is_cut_and_the_spare_one_takes_its_ranks(fleet: tuple[Fleet, list[str]]) -> None:
-    job, ssh = fleet
-    job.start(SCRIPT, ["--hosts", "m1,m2,m3", "--spare-nodes", "1", "--nproc-per-node", "2", *ssh])
+def test_a_machine_is_cut_and_the_spare_one_takes_its_ranks(job: Fleet) -> None:
+    job.start(SCRIPT, ["--hosts", "m1,m2,m3", "--spare-nodes", "1", "--nproc-per-node", "2", *EXPORT])
     job.until("two warm spares", lambda: ((job.ask("status") or {}).get("spares") or {}).get("warm") == 2)
     job.until_steps(4)
     lost = next(name for name in (job.where(rank) for rank in range(4)) if name != "m1")
@@ -65,33 +60,30 @@ def test_a_machine_is_cut_and_the_spare_one_takes_its_ranks(fleet: tuple[Fleet, 
     until_nothing_is_left(job)
 
 
-def test_secrets_are_in_no_command_line_and_no_environment(fleet: tuple[Fleet, list[str]]) -> None:
-    job, ssh = fleet
-    job.start(SCRIPT, ["--hosts", "m2,m3", "--nproc-per-node", "1", *ssh])
+def test_secrets_are_in_no_command_line_and_no_environment(job: Fleet) -> None:
+    job.start(SCRIPT, ["--hosts", "m2,m3", "--nproc-per-node", "1", *EXPORT])
     job.until_steps(2)
     secrets = [line for role in ("agent", "operator") for line in job.pass_text(role).splitlines() if len(line) > 40]
     for machine in job.machines:
-        for pid in machine.processes():
+        for pid in machine.pids():
             for what in ("cmdline", "environ"):
-                told = Path(f"/proc/{pid}/{what}").read_bytes().decode(errors="replace")
+                told = at(machine, f"/proc/{pid}/{what}").read_bytes().decode(errors="replace")
                 assert not [secret for secret in secrets if secret in told], (machine.name, pid, what)
-        logs = [path.read_text(errors="replace") for path in machine.path("/tmp").glob("**/*.log")]
+        logs = [path.read_text(errors="replace") for path in at(machine, "/tmp").glob("**/*.log")]
         assert not [secret for secret in secrets if any(secret in log for log in logs)]
-    job.head.signal(job.process, signal.SIGINT)
+    job.process.send_signal(signal.SIGINT)
     assert job.end().code == 130
     until_nothing_is_left(job)
 
 
-def test_ssh_ends_and_the_agent_goes_on_with_another_one_behind_it(fleet: tuple[Fleet, list[str]]) -> None:
-    job, ssh = fleet
-    job.start(SCRIPT, ["--hosts", "m2,m3", "--nproc-per-node", "2", *ssh])
+def test_ssh_ends_and_the_agent_goes_on_with_another_one_behind_it(job: Fleet) -> None:
+    job.start(SCRIPT, ["--hosts", "m2,m3", "--nproc-per-node", "2", *EXPORT])
     job.until_steps(4)
-    for pid in agents_of(job, "ssh", "m2"):
-        os.kill(pid, signal.SIGKILL)
-    job.until("another one stands by", lambda: len(agents_of(job, "--join", "m2")) == 2)
-    (first,) = [pid for pid in agents_of(job, "--join", "m2") if Path(f"/proc/{pid}/task/{pid}/children").read_text()]
-    os.kill(first, signal.SIGKILL)
-    log = job.head.path("/tmp/run/logs/agent-m2.log")
+    kill(job.head, [pid for pid in job.head.pids() if {"ssh", "m2"} <= set(words_of(job.head, pid))])
+    m2 = job.machines["m2"]
+    job.until("another one stands by", lambda: len(agents_on(m2)) == 2)
+    kill(m2, [pid for pid in agents_on(m2) if at(m2, f"/proc/{pid}/task/{pid}/children").read_text()])
+    log = at(job.head, "/tmp/run/logs/agent-m2.log")
     job.until("it takes over", lambda: log.read_text().count("attached to") == 2)
     done = job.end()
     assert done.code == 0, done.output
@@ -100,22 +92,18 @@ def test_ssh_ends_and_the_agent_goes_on_with_another_one_behind_it(fleet: tuple[
     until_nothing_is_left(job)
 
 
-def agents_of(job: Fleet, word: str, node: str) -> list[int]:
-    """Processes of ssh on the launcher's machine, or of agents on their own."""
-    machine = job.head if word == "ssh" else job.machines[node]
-    found = []
-    for pid in machine.processes():
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        mine = words[0] == b"ssh" if word == "ssh" else b"--join" in words
-        if mine and any(node.encode() in one for one in words):
-            found.append(pid)
-    return found
+def agents_on(machine: Machine) -> list[int]:
+    return [pid for pid in machine.pids() if "--join" in words_of(machine, pid)]
 
 
-def test_a_host_that_does_not_answer_is_named_and_nothing_is_left(fleet: tuple[Fleet, list[str]]) -> None:
-    job, ssh = fleet
+def kill(machine: Machine, pids: list[int]) -> None:
+    assert len(pids) == 1
+    machine.run(["kill", "-9", str(pids[0])])
+
+
+def test_a_host_that_does_not_answer_is_named_and_nothing_is_left(job: Fleet) -> None:
     job.machines["m3"].cut_power()
-    job.start(SCRIPT, ["--hosts", "m2,m3", "--nproc-per-node", "1", *ssh])
+    job.start(SCRIPT, ["--hosts", "m2,m3", "--nproc-per-node", "1", *EXPORT])
     assert job.process.wait(120) == 94
     assert "m3" in job.said()
     assert "No route to host" in job.said() or "timed out" in job.said()

@@ -1,84 +1,95 @@
-"""Switch: the network between pretended machines, in a network namespace of its own, so that nobody outside meets it.
+"""The switches: bridges in the keeper's network namespace, one for each link that the machines have.
 
-A port that is cut is taken out of the bridge: its machine sees a link that is up, and packets that vanish.
+A link that is cut leaves its bridge: both its ends keep their carrier, and what they send is lost without a word. A
+partition is one more bridge for each part.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-NAMESPACES = Path("/run/netns")
-PREFIX = "trm-"
-BRIDGE = "br0"
+from tests.support.machines.kernel import in_network_of
+from torchrelay.schedulers.network import ip
 
-
-def ip(*words: str, namespace: str = "") -> None:
-    """Raises `CalledProcessError`, with what ip(8) said in its notes."""
-    inside = ("-n", namespace) if namespace else ()
-    done = subprocess.run(["ip", *inside, *words], capture_output=True, text=True)
-    if done.returncode:
-        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+BRIDGE = "type bridge forward_delay 0 stp_state 0"
 
 
-class Switch:
-    """One bridge, and further ones while it is split."""
+@dataclass
+class Port:
+    """One machine's place at one switch."""
 
-    def __init__(self) -> None:
-        sweep()
-        number = 0
-        while (NAMESPACES / f"{PREFIX}{os.getpid()}-{number}").exists():
-            number += 1
-        self.namespace = f"{PREFIX}{os.getpid()}-{number}"
-        ip("netns", "add", self.namespace)
-        self._bridges: list[str] = []
-        self._bridge(0)
+    machine: str
+    link: int
+    mac: str
+    name: str = ""  # of its interface; with each power-on another, as the kernel removes the last one in its own time
+    cut: bool = False
+    carrier: bool = True
+    part: int = 0
 
-    def plug(self, port: str, pid: int, address: str) -> None:
-        """A cable from this port to the network namespace of a process, where it is eth0."""
-        ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(pid), namespace=self.namespace)
-        ip("link", "set", port, "master", BRIDGE, "up", namespace=self.namespace)
-        inside = ["nsenter", "-t", str(pid), "-n", "ip"]
-        subprocess.run([*inside, "addr", "add", f"{address}/16", "dev", "eth0"], check=True)
-        subprocess.run([*inside, "link", "set", "eth0", "up"], check=True)
-
-    def unplug(self, port: str) -> None:
-        """Take the cable away; nothing if the kernel has done so."""
-        try:
-            ip("link", "del", port, namespace=self.namespace)
-        except OSError:
-            pass
-
-    def cut(self, port: str, *, carrier: bool = True) -> None:
-        """Packets vanish; without `carrier` the machine sees that its cable is out."""
-        ip("link", "set", port, "nomaster", *([] if carrier else ["down"]), namespace=self.namespace)
-
-    def mend(self, port: str) -> None:
-        ip("link", "set", port, "master", BRIDGE, "up", namespace=self.namespace)
-
-    def split(self, *groups: Sequence[str]) -> None:
-        """Ports of one group reach one another and no others."""
-        for number, ports in enumerate(groups):
-            for port in ports:
-                ip("link", "set", port, "master", self._bridge(number), namespace=self.namespace)
-
-    def _bridge(self, number: int) -> str:
-        name = f"br{number}"
-        if name not in self._bridges:
-            ip("link", "add", name, "type", "bridge", "forward_delay", "0", namespace=self.namespace)
-            ip("link", "set", name, "up", namespace=self.namespace)
-            self._bridges.append(name)
-        return name
-
-    def close(self) -> None:
-        ip("netns", "del", self.namespace)
+    def words(self) -> str:
+        """For `ip`: it becomes what it is to be."""
+        if not self.carrier:
+            return f"link set {self.name} nomaster down"
+        return f"link set {self.name} {'nomaster' if self.cut else f'master {bridge(self.link, self.part)}'} up"
 
 
-def sweep() -> None:
-    """Remove the switches of processes that are gone."""
-    for path in NAMESPACES.glob(f"{PREFIX}*") if NAMESPACES.is_dir() else ():
-        owner = path.name.removeprefix(PREFIX).partition("-")[0]
-        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
-            ip("netns", "del", path.name)
+class Switches:
+    """One for each link, in parts while there is a partition."""
+
+    def __init__(self, keeper: int, links: int) -> None:
+        self.keeper, self.links = keeper, links
+        self.ports: list[Port] = []
+        self.parts = 0
+        self.plugged = 0
+        self.add_part()
+
+    def ip(self, lines: Iterable[str]) -> None:
+        """Raises `SchedulerError` with what `ip` said."""
+        with in_network_of(self.keeper):
+            ip("-batch", "-", words="\n".join(lines))
+
+    def add_part(self) -> None:
+        """One more bridge for each link."""
+        bridges = [bridge(link, self.parts) for link in range(self.links)]
+        self.ip(line for name in bridges for line in (f"link add {name} {BRIDGE}", f"link set {name} up"))
+        self.parts += 1
+
+    def plug(self, port: Port, pid: int) -> None:
+        """A cable from the port to the machine whose init this is; there it is eth<link>, still without address."""
+        self.plugged += 1
+        port.name = f"p{self.plugged}"
+        self.ip(
+            [
+                f"link add {port.name} type veth peer name eth{port.link} address {port.mac} netns {pid}",
+                port.words(),
+            ]
+        )
+
+    def unplug(self, ports: Iterable[Port]) -> None:
+        """They leave their bridges for good. Those that were cut by a test stay cut when power comes back."""
+        self.ip([f"link set {port.name} nomaster" for port in ports])
+
+    def set(self, ports: Iterable[Port], *, cut: bool, carrier: bool = True) -> None:
+        """Cut or mended. A port without power is as it was told when power comes back."""
+        for port in ports:
+            port.cut, port.carrier = cut, carrier
+        self.show(ports)
+
+    def part(self, groups: Iterable[Iterable[str]]) -> None:
+        """The machines of each group reach one another only."""
+        found = [set(group) for group in groups]
+        while self.parts < len(found):
+            self.add_part()
+        for port in self.ports:
+            port.part = next(place for place, group in enumerate(found) if port.machine in group)
+        self.show(self.ports)
+
+    def show(self, ports: Iterable[Port]) -> None:
+        """Make of the interfaces what the ports say, in one go."""
+        if lines := [port.words() for port in ports if port.name]:
+            self.ip(lines)
+
+
+def bridge(link: int, part: int) -> str:
+    return f"s{link}part{part}"
