@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.faults import faulty
 from tests.support.jobs import differences, wait_until
-from tests.support.machines.fleet import CLI, EVIDENCE, PORT, Fleet, at
+from tests.support.machines.fleet import CLI, EVIDENCE, PORT, RUN_DIR, Fleet, at, words_of
 from tests.support.machines.harness import Machines
 from tests.support.machines.needs import needs_machines
 from tests.support.twins import undisturbed
@@ -83,6 +83,25 @@ def test_a_rank_is_killed_and_its_agent_is_started_again(fleet: Fleet) -> None:
     assert done.code == 0, done.output
     assert differences(done, undisturbed(SCRIPT)) == []
     assert done.incidents() == []
+
+
+def test_the_orchestrator_is_killed_and_restarted_and_nobody_notices(fleet: Fleet) -> None:
+    begun(fleet)
+    before = fleet.ask("status", "--job", "faulty")["lease"]
+    refused = fleet.head.run([*CLI, "restart-services", "--run-dir", RUN_DIR, "--yes"], check=False)
+    assert refused.returncode == 2
+    assert "--orchestrator restarts what is here" in refused.stderr
+    done = fleet.head.run([*CLI, "restart-services", "--orchestrator", "--run-dir", RUN_DIR, "--yes"], check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (pid,) = [pid for pid in fleet.head.pids() if "torchrelay.orchestrator" in words_of(fleet.head, pid)]
+    fleet.head.run(["kill", "-9", str(pid)])
+    fleet.until("it is back twice", lambda: (fleet.ask("status") or {}).get("lease", 0) >= before + 2)
+    lost = fleet.where(3)
+    fleet.machines[lost].cut_power()
+    ended = fleet.end()
+    assert ended.code == 0, ended.output
+    assert differences(ended, undisturbed(SCRIPT)) == []
+    assert [one["steps_lost"] for one in ended.incidents()] == [0]
 
 
 class TestStrangers:

@@ -16,6 +16,7 @@ from torchrelay.launcher.keeper import Keeper
 from torchrelay.launcher.local_run import INSIDE, LocalRun
 from torchrelay.launcher.machines import Machines, by_hand, exported, is_this_machine
 from torchrelay.launcher.plan import Plan
+from torchrelay.launcher.renewal import Renewal
 from torchrelay.launcher.voice import Voice
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.schedulers.local import FIRST_KEY, LocalScheduler
@@ -88,7 +89,15 @@ class MachinesRun(LocalRun):
 
     def works(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """As on one machine; but what an agent writes down while it is alone is on its own machine."""
-        return (self.tell(), self.print_lines(), self.keeper.keep(), self.mind_nodes(), self.mind_orchestrator())
+        renewal = Renewal(self.plan.run_dir, self.keeper, dict, self.now, self.voice.notice)
+        return (
+            self.tell(),
+            self.print_lines(),
+            self.keeper.keep(),
+            self.mind_nodes(),
+            self.mind_orchestrator(),
+            renewal.watch(),
+        )
 
     async def mind_orchestrator(self) -> None:
         """An orchestrator that cannot come back: the ranks train on, and nobody can be told how."""

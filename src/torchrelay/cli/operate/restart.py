@@ -31,6 +31,9 @@ def restart(given: argparse.Namespace) -> None:
     client = reach_orchestrator(given.run_dir)
     if body["orchestrator"]:
         check_rules(find_run(given.run_dir))
+    if body["agents"] and client.url.startswith("https:"):
+        why = "agents on other machines are not restarted yet: --orchestrator restarts what is here"
+        raise NotPossible(f"nothing was restarted: {why}", 2)
     before, agents = client.view_status(), incarnations(client)
     plan = client.change("/v1/restart", body, dry_run=True)
 
