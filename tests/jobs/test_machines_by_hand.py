@@ -88,10 +88,11 @@ def test_a_rank_is_killed_and_its_agent_is_started_again(fleet: Fleet) -> None:
 def test_the_orchestrator_is_killed_and_restarted_and_nobody_notices(fleet: Fleet) -> None:
     begun(fleet)
     before = fleet.ask("status", "--job", "faulty")["lease"]
-    refused = fleet.head.run([*CLI, "restart-services", "--run-dir", RUN_DIR, "--yes"], check=False)
+    words = [*CLI, "restart-services", "--run-dir", RUN_DIR, "--yes"]
+    refused = fleet.head.run(words, check=False)
     assert refused.returncode == 2
     assert "--orchestrator restarts what is here" in refused.stderr
-    done = fleet.head.run([*CLI, "restart-services", "--orchestrator", "--run-dir", RUN_DIR, "--yes"], check=False, timeout=60)
+    done = fleet.head.run([*words, "--orchestrator"], check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     (pid,) = [pid for pid in fleet.head.pids() if "torchrelay.orchestrator" in words_of(fleet.head, pid)]
     fleet.head.run(["kill", "-9", str(pid)])

@@ -108,7 +108,9 @@ class Agent:
             allegiance=Allegiance(site.folder),
             tls=None if site.held is None else client_context(site.held),
         )
-        self.forwarder = None if site.held is None else Forwarder(site.logs, self.uplink.print, self._is_heard)
+        uplink = self.uplink
+        printer = Forwarder(site.logs, uplink.print, self._is_heard, uplink.beat_s)
+        self.forwarder = None if site.held is None else printer
         self.network = (
             None
             if launch.paths is None

@@ -162,6 +162,10 @@ class Uplink:
         self._output.append(OutputFrame(log, lines))
         self._more.set()
 
+    def beat_s(self) -> float:
+        """Seconds between two beats, as the orchestrator wants it."""
+        return self._beat_s
+
     def waiting(self) -> tuple[Event, ...]:
         """The events that are not acknowledged yet, oldest first."""
         return tuple(kept.event for kept in self._kept)
@@ -333,18 +337,23 @@ Show = Callable[[str, tuple[str, ...]], None]
 
 
 class Forwarder:
-    """Follows all workers' logs in a folder. `show` takes a log's name and lines; `heard`: whether anybody listens."""
+    """Follows all workers' logs in a folder. `show` takes a log's name and lines; `heard`: whether anybody listens.
 
-    def __init__(self, folder: Path, show: Show, heard: Callable[[], bool]) -> None:
+    `pause_s`: how long to wait between two looks, at least: as long as between two beats, which are few in a large job.
+    """
+
+    def __init__(self, folder: Path, show: Show, heard: Callable[[], bool], pause_s: Callable[[], float]) -> None:
         self._folder = folder
+        self._pause_s = pause_s
         self._show = show
         self._heard = heard
         self._tails: dict[str, Tail] = {}
+        self._unread: set[str] = set()
 
     async def run(self) -> None:
         """Never returns."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(max(LOOK_S, self._pause_s()))
             if self._heard():  # what comes meanwhile is read later
                 self.look()
 
@@ -355,7 +364,12 @@ class Forwarder:
                 self._tails.setdefault(path.name, Tail(path, chunk=CHUNK, behind=BEHIND))
         found = False
         for name, tail in self._tails.items():
-            if lines := tail.read(last):
+            try:
+                lines = tail.read(last)
+            except OSError as error:  # somebody has taken its rights away, say: the others are read all the same
+                lines = [] if name in self._unread else [f"torchrelay: {name} cannot be read: {error.strerror}"]
+                self._unread.add(name)
+            if lines:
                 self._show(name, tuple(line[:MOST_LINE] for line in lines))
                 found = True
         return found

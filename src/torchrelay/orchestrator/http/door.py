@@ -20,6 +20,7 @@ log = logging.getLogger("torchrelay.orchestrator")
 
 STRANGERS = 64  # at a time
 SILENCE_S = 5.0  # within this time a stranger must have shown the token
+SLOW_S = 0.5  # for a handshake, when there is a crowd
 CROWDED_S = 0.002  # between two strangers when they are many: others are to be heard as well
 NO_ROOM_S = 0.2  # before another one is let in, when the process has no descriptor left
 SWEEP_S = 0.5
@@ -78,7 +79,7 @@ class Door:
         self.strangers = strangers
         self._protocol = protocol
         self._tls = tls
-        self._greeting: dict[asyncio.Task[None], socket.socket] = {}  # they have not shown a certificate, oldest first
+        self._greeting: dict[asyncio.Task[None], float] = {}  # without a certificate so far, and since when
         self._tasks: list[asyncio.Task[None]] = []
         self._socket: socket.socket | None = None
         self._complained_s = -COMPLAIN_S
@@ -119,11 +120,19 @@ class Door:
             if self._tls is None:
                 await self._greet(connection, None)
                 continue
-            if len(self._greeting) >= STRANGERS:
-                next(iter(self._greeting)).cancel()
+            await self._make_room_to_greet()
             greeting = asyncio.create_task(self._greet(connection, self._tls))
-            self._greeting[greeting] = connection
+            self._greeting[greeting] = loop.time()
             greeting.add_done_callback(lambda task: self._greeting.pop(task, None))
+
+    async def _make_room_to_greet(self) -> None:
+        """Thousands of agents may come at once, and each is quick: only who is slow makes room for the next."""
+        now_s = asyncio.get_running_loop().time
+        while len(self._greeting) >= STRANGERS:
+            oldest, since_s = next(iter(self._greeting.items()))
+            if now_s() - since_s > SLOW_S:
+                oldest.cancel()
+            await asyncio.sleep(CROWDED_S)
 
     async def _greet(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Let one in; with TLS only if it shows a certificate of this job, within a moment."""
