@@ -108,9 +108,7 @@ class Agent:
             allegiance=Allegiance(site.folder),
             tls=None if site.held is None else client_context(site.held),
         )
-        uplink = self.uplink
-        printer = Forwarder(site.logs, uplink.print, self._is_heard, uplink.beat_s)
-        self.forwarder = None if site.held is None else printer
+        self.forwarder = self._forwarder()
         self.network = (
             None
             if launch.paths is None
@@ -315,6 +313,13 @@ class Agent:
             await asyncio.get_running_loop().create_future()
         else:
             await self.network.run()
+
+    def _forwarder(self) -> Forwarder | None:
+        """Who sends on what workers print; None on the launcher's machine, where it can be read."""
+        uplink = self.uplink
+        if self.site.held is None:
+            return None
+        return Forwarder(self.site.logs, uplink.print, self._is_heard, uplink.beat_s)
 
     async def _print(self) -> None:
         """Send on what workers print, from a machine of its own; never ends by itself."""
