@@ -15,6 +15,8 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
 
 log = logging.getLogger("torchrelay.orchestrator")
 
@@ -34,16 +36,21 @@ class Strangers:
     def __init__(self) -> None:
         self.since: dict[asyncio.BaseTransport, float] = {}
         self.shown_out = 0
+        self._welcomed = WeakSet[asyncio.BaseTransport]()
 
     def __len__(self) -> int:
         return len(self.since)
 
     def arrive(self, transport: asyncio.BaseTransport) -> None:
+        """It is connected. A request that came together with the end of the handshake may have been heard before."""
+        if transport in self._welcomed:
+            return
         self.since[transport] = asyncio.get_running_loop().time()
 
     def welcome(self, transport: asyncio.BaseTransport | None) -> None:
         """This one has shown the token, and may stay."""
         if transport is not None:
+            self._welcomed.add(transport)
             self.since.pop(transport, None)
 
     def make_room(self, left: int) -> None:
@@ -107,7 +114,7 @@ class Door:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(listener)
+                connection, address = await loop.sock_accept(listener)
             except OSError as error:
                 if error.errno in NO_ROOM:
                     self.strangers.make_room(STRANGERS // 2)
@@ -118,10 +125,10 @@ class Door:
                 self.strangers.make_room(STRANGERS - 1)
                 await asyncio.sleep(CROWDED_S)
             if self._tls is None:
-                await self._greet(connection, None)
+                await self._greet(connection, str(address[0]), None)
                 continue
             await self._make_room_to_greet()
-            greeting = asyncio.create_task(self._greet(connection, self._tls))
+            greeting = asyncio.create_task(self._greet(connection, str(address[0]), self._tls))
             self._greeting[greeting] = loop.time()
             greeting.add_done_callback(lambda task: self._greeting.pop(task, None))
 
@@ -134,29 +141,27 @@ class Door:
                 oldest.cancel()
             await asyncio.sleep(CROWDED_S)
 
-    async def _greet(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
+    async def _greet(self, connection: socket.socket, host: str, tls: ssl.SSLContext | None) -> None:
         """Let one in; with TLS only if it shows a certificate of this job, within a moment."""
         loop = asyncio.get_running_loop()
-        patience = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": SILENCE_S}
+        patience: dict[str, Any] = {}
+        if tls is not None:
+            patience = {"ssl": tls, "ssl_handshake_timeout": SILENCE_S, "ssl_shutdown_timeout": SILENCE_S}
         try:
-            transport, _ = await loop.connect_accepted_socket(self._protocol, connection, **patience)  # type: ignore[arg-type]
+            transport, _ = await loop.connect_accepted_socket(self._protocol, connection, **patience)
         except asyncio.CancelledError:
             connection.close()
             raise
         except OSError as error:
-            self._refused(connection, error)
+            self._refused(host, error)
             connection.close()
         else:
             self.strangers.arrive(transport)
 
-    def _refused(self, connection: socket.socket, error: OSError) -> None:
+    def _refused(self, host: str, error: OSError) -> None:
         """Whoever has no certificate of this job: said once in a while for each host."""
         if self._tls is None:
             return
-        try:
-            host = str(connection.getpeername()[0])
-        except OSError:
-            host = "a peer that is gone"
         now_s = asyncio.get_running_loop().time()
         if now_s - self._refused_s.get(host, -COMPLAIN_S) < COMPLAIN_S:
             return
