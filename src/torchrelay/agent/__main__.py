@@ -18,9 +18,9 @@ import fcntl
 import json
 import logging
 import os
-import re
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -29,10 +29,12 @@ from pathlib import Path
 
 from torchrelay.agent.agent import CANNOT_START, SAFE_ID, Agent, Site
 from torchrelay.agent.joining import (
+    PASS,
     STDIN,
     CannotJoin,
     add_flags,
     fetch,
+    mark_of,
     own_address,
     own_run_dir,
     settle,
@@ -46,7 +48,7 @@ from torchrelay.wire.files.descriptors import allow_many
 from torchrelay.wire.files.launch import Launch, forget_environment, read_launch
 from torchrelay.wire.files.owned import Foreign, read_owned
 from torchrelay.wire.files.ownlog import OwnLog
-from torchrelay.wire.trust.passes import read_pass
+from torchrelay.wire.trust.passes import read_pass, write_pass
 from torchrelay.wire.trust.trust import TrustError, read_token
 
 logger = logging.getLogger("torchrelay.agent")
@@ -88,7 +90,9 @@ def private_folder(wanted: Path | None) -> tuple[Path, bool]:
         base = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
         return Path(tempfile.mkdtemp(prefix="torchrelay-", dir=base)), True
     wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = wanted.stat()
+    found = wanted.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise ValueError(f"{wanted} is no folder, but a link or a file: remove it")
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ValueError(f"{wanted} is open to others: chmod 700 {wanted}, or name another --folder")
     return wanted.absolute(), False
@@ -246,20 +250,26 @@ def join(arguments: list[str]) -> int:
     code = run(options, os.getppid())
     with contextlib.suppress(OSError):
         forget_environment(options.run_dir)
+    with contextlib.suppress(OSError):
+        if len(list(options.folder.iterdir())) == 1:  # no other agent of this job is here
+            options.held.unlink()
+            options.folder.rmdir()
     return code
 
 
 def prepare(options: argparse.Namespace) -> None:
     """Fill in what an agent needs from what the orchestrator says. Raises `CannotJoin`, `TrustError`, OSError."""
     options.url, options.endpoint, options.tied, options.linger = url_of(options.join), None, False, LINGER_S
-    # Known beforehand, so that an agent that is started again finds the workers of the one before it.
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", f"torchrelay-{os.getuid()}-{options.join}")
-    options.folder, _ = private_folder((MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())) / name)
-    options.held = take_pass(options.token_file, options.folder)
+    held = take_pass(options.token_file)
+    # The same for all agents of this job here: one that is started again finds the workers of the one before it.
+    mark = mark_of(held)
+    memory = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    options.folder, _ = private_folder(memory / f"torchrelay-{os.getuid()}-{mark}")
+    options.held = write_pass(options.folder / PASS, held)
     launch = asyncio.run(fetch(options.url, options.held, options.patience, say))
     options.host = options.host or own_address(options.url)
     options.slots = options.slots or launch.nproc_per_node
-    options.run_dir = own_run_dir(options.dir, launch.job, options.node)
+    options.run_dir = own_run_dir(options.dir, f"{launch.job}-{mark}", options.node)
     settle(launch, options.run_dir, os.environ)
     say(f"{options.node} ({options.host}) joins {launch.job} at {options.join}; logs in {options.run_dir / 'logs'}")
 

@@ -30,8 +30,7 @@ from torchrelay.wire.files.kept import MAIN, Kept, Load
 from torchrelay.wire.files.launch import FILE, Launch, write_launch
 from torchrelay.wire.files.owned import open_to_others
 from torchrelay.wire.messages.channel import LAUNCH_PATH, Facts
-from torchrelay.wire.trust.passes import LAST_LINE, Role, client_context, parse_pass, read_pass
-from torchrelay.wire.trust.tokens import write_private
+from torchrelay.wire.trust.passes import LAST_LINE, Pass, Role, client_context, parse_pass, read_pass
 
 logger = logging.getLogger("torchrelay.agent")
 
@@ -58,18 +57,21 @@ def url_of(join: str) -> str:
     return f"https://{found['host']}:{found['port']}"
 
 
-def take_pass(given: str, folder: Path) -> Path:
-    """The pass in a file of ours, wherever it came from. Raises `TrustError`, `CannotJoin`, OSError."""
+def take_pass(given: str) -> Pass:
+    """The pass, from a file or from standard input. Raises `TrustError`, OSError."""
     if given != STDIN:
-        read_pass(Path(given))
-        return Path(given).absolute()
+        return read_pass(Path(given))
     lines: list[str] = []
     while sum(map(len, lines)) < MOST_PASS and (line := sys.stdin.buffer.readline(MOST_PASS)):
         lines.append(line.decode("ascii", "replace"))
         if lines[-1].startswith(LAST_LINE):
             break  # it stays open, as long as whoever started us is there
-    text = "".join(lines)
-    return write_private(folder / PASS, parse_pass(text, "standard input").text())
+    return parse_pass("".join(lines), "standard input")
+
+
+def mark_of(held: Pass) -> str:
+    """What tells this job from every other one, whatever they are called: a digest of its authority."""
+    return xxhash.xxh3_64_hexdigest(held.authority.encode())[:12]
 
 
 def starter_is_gone() -> bool:
@@ -117,7 +119,11 @@ async def ask(url: str, context: ssl.SSLContext, token: str) -> Launch:
         aiohttp.ClientSession(timeout=limits, headers={"Authorization": f"Bearer {token}"}) as session,
         session.get(url + LAUNCH_PATH, ssl=context, server_hostname=Role.ORCHESTRATOR.server_name) as answer,
     ):
-        data = await answer.content.read(MOST_LAUNCH)
+        data = bytearray()
+        async for piece in answer.content.iter_any():
+            data += piece
+            if len(data) > MOST_LAUNCH:
+                raise CannotJoin(f"{url} answered more than {MOST_LAUNCH} bytes")
         if answer.status in REFUSED:
             raise CannotJoin(f"{url} does not take our pass ({answer.status}): use the run's passes/agent.pem")
         answer.raise_for_status()
@@ -199,7 +205,7 @@ def driver() -> str:
 
 
 def own_run_dir(given: Path | None, job: str, node: str) -> Path:
-    """The folder for logs and code on this machine. Raises `CannotJoin`."""
+    """The folder for logs and code on this machine. `job`: a name that no other job has. Raises `CannotJoin`."""
     run_dir = (given or Path("/tmp") / f"torchrelay-{os.getuid()}" / (job or "job") / node).absolute()
     try:
         for folder in (run_dir.parent.parent, run_dir.parent) if given is None else ():
@@ -224,7 +230,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", default="", metavar="NAME", help="this node's name (the host's)")
     parser.add_argument("--slots", type=int, default=0, metavar="N", help="workers it has room for (ranks of a node)")
     parser.add_argument("--host", default="", metavar="ADDRESS", help="on which its workers listen (found out)")
-    parser.add_argument("--dir", type=Path, metavar="DIR", help="for logs and code (/tmp/torchrelay-UID/JOB/NODE)")
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="for logs and code (/tmp/torchrelay-UID/JOB-ID/NODE)")
     parser.add_argument(
         "--forsaken",
         type=float,

@@ -87,6 +87,11 @@ class MachinesRun(LocalRun):
         left = sum(slots for name, slots in self.slots.items() if name not in self._lost)
         return left >= self.plan.spec.world_size
 
+    async def tidy_up(self) -> None:
+        """What the ranks printed last comes when their agents end."""
+        await super().tidy_up()
+        self.print_new_lines(last=True)
+
     def works(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """As on one machine; but what an agent writes down while it is alone is on its own machine."""
         renewal = Renewal(self.plan.run_dir, self.keeper, dict, self.now, self.voice.notice)

@@ -191,7 +191,8 @@ async def serve_agent(
         await socket.close()
         return socket
     refusal = refuse(attach)
-    if isinstance(attach, Attach) and not refusal and sameness is not None:
+    taken = isinstance(attach, Attach) and service.occupied(attach.node, attach.incarnation)  # refused by `converse`
+    if isinstance(attach, Attach) and not refusal and sameness is not None and not taken:
         refusal = sameness.compare(attach.node, attach.facts)
     if refusal or not isinstance(attach, Attach):
         log.warning("connection from %s refused: %s", request.remote, refusal)
@@ -278,8 +279,8 @@ def hear_message(
         case NetworkFrame(news):
             service.show_network(connection, news)
         case OutputFrame(log=name, lines=lines):
-            if output is None or not output.write(name, lines):
-                raise WireError(f"{name[:100]!r} is no log of a worker, or no output is wanted")
+            if output is not None:
+                output.write(name, lines)  # what is no worker's log is left out
         case Attach():
             raise WireError("Attach said twice")
 

@@ -127,6 +127,7 @@ class Door:
             if self._tls is None:
                 await self._greet(connection, str(address[0]), None)
                 continue
+            await asyncio.sleep(0)  # to accept what waits does not let the others have their turn
             await self._make_room_to_greet()
             greeting = asyncio.create_task(self._greet(connection, str(address[0]), self._tls))
             self._greeting[greeting] = loop.time()
