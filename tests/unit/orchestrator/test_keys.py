@@ -75,8 +75,8 @@ def test_on_one_machine_one_token_opens_everything() -> None:
 def test_the_same_refusal_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     passes = make_passes(tmp_path, "train")
     keys = Keys.of_passes(tmp_path)
-    request = asked(CHANGE, read_pass(passes[Role.VIEWER]).token, Role.VIEWER)
-    for _ in range(50):
+    for number in range(500):
+        request = asked(("POST", f"/v1/drain/{number}"), read_pass(passes[Role.VIEWER]).token, Role.VIEWER)
         refused = keys.refusal(request, keys.held(request))
         assert refused is not None
         keys.complain(request, refused[1])
