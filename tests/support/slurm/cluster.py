@@ -16,6 +16,8 @@ from tests.support.slurm.daemons import Daemons, new_key, put_files
 from tests.support.slurm.job import DEADLINE_S, Job
 from tests.support.slurm.users import USER, User, add_user
 
+PORT = 6817  # of slurmctld
+LISTENS = "0A"  # in /proc/net/tcp
 ROOT = None  # as a user: the one who administers Slurm
 
 
@@ -54,23 +56,17 @@ class Slurm:
             for machine in (self.controller, *self.nodes.values()):
                 self._prepare(machine)
             self._start("slurmctld", self.controller)
+            wait_for("slurmctld", self._listens)  # a slurmd that is not heard at first waits for a second
             for node in self.nodes.values():
                 self._start("slurmd", node)
             self.wait_idle()
         except BaseException:
-            self._stop()
+            self.close()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Raises `MachineError` if a process of a job is left, unless the test has failed anyway."""
-        try:
-            if error is None:
-                self.cancel_all()
-        finally:
-            self._stop()
-        if error is None and (left := self.left()):
-            raise MachineError(f"left of Slurm's jobs: {left}")
+        self.close()
 
     def _prepare(self, machine: Machine) -> None:
         put_files(machine, self.key, self.conf, self.site)
@@ -79,19 +75,21 @@ class Slurm:
         self.daemons[machine.name].start_munged()
 
     def _start(self, name: str, machine: Machine) -> None:
-        flags = ["-D", "-c"] if name == "slurmctld" else ["-D"]
-        self.daemons[machine.name].start(name, *flags)
+        self.daemons[machine.name].start(name, "-D")
 
-    def _stop(self) -> None:
-        for name in (*self.nodes, self.controller.name):
-            if name in self.daemons and self.machines[name].is_on:
-                self.machines[name].thaw()
-                self.daemons[name].stop()
+    def _listens(self) -> bool:
+        sockets = (self.controller.root / "proc/1/net/tcp").read_text().splitlines()
+        here = (line.split()[1:4:2] for line in sockets[1:])
+        return self.daemons[self.controller.name].all_live() and [f"00000000:{PORT:04X}", LISTENS] in list(here)
 
-    def left(self) -> dict[str, list[str]]:
-        """Processes of jobs and of Slurm's own that run on the machines, by their command lines."""
-        found = {name: jobs_processes(self.machines[name]) for name in self.daemons if self.machines[name].is_on}
-        return {name: lines for name, lines in found.items() if lines}
+    def close(self) -> None:
+        """All daemons end, and whatever runs in jobs: no process is left of either. Raises `MachineError` otherwise."""
+        lit = [self.machines[name] for name in (*self.nodes, self.controller.name) if name in self.daemons]
+        for machine in lit:
+            machine.thaw()
+            self.daemons[machine.name].kill()
+        for machine in lit:
+            wait_for(f"end of all jobs on {machine.name}", lambda machine=machine: not kill_jobs(machine))
 
     # ------------------------------------------------------------ commands
 
@@ -132,12 +130,6 @@ class Slurm:
     def jobs(self) -> list[str]:
         """All that are not over, as `<number> <state> <nodes>`."""
         return self.run("squeue", "-h", "-o", "%i %T %N").stdout.splitlines()
-
-    def cancel_all(self) -> None:
-        """And wait until none holds a node. One on a node without power does so until that node is down."""
-        if numbers := [line.split()[0] for line in self.jobs()]:
-            self.run("scancel", *numbers, check=False)  # one may have ended just now
-            wait_for("end of all jobs", lambda: not self.jobs(), 2 * self.site.lost_after_s + DEADLINE_S)
 
     # ------------------------------------------------------------ nodes
 
@@ -188,20 +180,6 @@ class Slurm:
         self._prepare(machine)
         self._start("slurmd", machine)
 
-    def restore(self) -> None:
-        """As at the start: links mended, power on, no job, all nodes idle."""
-        self.machines.heal()
-        for name, machine in self.nodes.items():
-            machine.mend_link()
-            if not machine.is_on:
-                self.power_on(name)
-            machine.thaw()
-        self.cancel_all()
-        for name, state in self.states().items():
-            if state.rstrip("*") not in ("idle", "completing"):
-                self.run("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
-        self.wait_idle()
-
 
 def as_user(command: Iterable[str], user: User | None) -> tuple[list[str], dict[str, str], str]:
     """The command line, the environment and the folder to start it in."""
@@ -209,16 +187,23 @@ def as_user(command: Iterable[str], user: User | None) -> tuple[list[str], dict[
     return (words, {}, "/root") if user is None else (user.command(words), user.environment(), user.home)
 
 
-def jobs_processes(machine: Machine) -> list[str]:
-    """What runs on a machine in a job, and whatever of Slurm's own is there."""
-    found = []
+def in_jobs(machine: Machine) -> dict[int, str]:
+    """What runs on a machine in jobs, and whatever looks after it: its command lines, by the machine's own numbers."""
+    found = {}
     for pid in machine.pids():
         folder = machine.root / f"proc/{pid}"
         try:
             words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            in_job = b"\0SLURM_JOB_ID=" in b"\0" + (folder / "environ").read_bytes()
+            variables = (folder / "environ").read_bytes()
         except OSError:
             continue  # it has ended
-        if in_job or "slurm" in words:
-            found.append(words)
+        if b"\0SLURM_JOB_ID=" in b"\0" + variables or words.startswith(("slurmstepd:", "slurmctld:")):
+            found[pid] = words
+    return found
+
+
+def kill_jobs(machine: Machine) -> dict[int, str]:
+    """Says what has just been killed. It may have started more meanwhile."""
+    if found := in_jobs(machine):
+        machine.run(["kill", "-KILL", *map(str, found)], check=False)  # some may have ended just now
     return found

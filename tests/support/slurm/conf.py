@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tests.support.patience import longer
 from tests.support.slurm.needs import find
 
 STATE = "/run/slurm"  # on each machine: gone when its power is
@@ -42,7 +43,6 @@ class Site:
 
 # SchedulerParameters: no word may contain "defer", which would put off all that can be done at once.
 # TreeWidth: in a deep tree of nodes, the loss of one makes those below it look lost too.
-# KeepAliveTime: whether a client is still there is asked of its machine, which may have no power.
 # Nothing here needs cgroups, which the harness's machines have for reading only.
 COMMON = """\
 ClusterName=tests
@@ -81,8 +81,8 @@ def slurm_conf(controller: tuple[str, str], nodes: Mapping[str, str], site: Site
     lines = [
         COMMON.format(state=STATE).rstrip(),
         f"SlurmctldHost={name}({address})",
-        f"SlurmdTimeout={site.lost_after_s}",
-        f"MessageTimeout={site.answer_within_s}",
+        f"SlurmdTimeout={round(longer(site.lost_after_s))}",
+        f"MessageTimeout={round(longer(site.answer_within_s))}",
         f"KillWait={site.kill_wait_s}",
         f"ReturnToService={site.returns}",
         *(["GresTypes=gpu"] if site.gpus else []),
