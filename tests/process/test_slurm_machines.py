@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,9 +12,9 @@ import pytest
 from tests.support.machines.harness import Machines
 from tests.support.machines.machine import Machine
 from tests.support.machines.waiting import MachineError, wait_for
-from tests.support.slurm import needs
-from tests.support.slurm.cluster import Slurm, in_jobs
+from tests.support.slurm.cluster import Slurm
 from tests.support.slurm.conf import Site
+from tests.support.slurm.inside import in_jobs
 from tests.support.slurm.job import Job
 from tests.support.slurm.needs import needs_slurm
 from tests.support.slurm.users import USER
@@ -63,9 +62,14 @@ def machines(board: Path) -> Iterator[Machines]:
 
 
 @pytest.fixture
-def slurm(machines: Machines, tmp_path: Path) -> Iterator[Slurm]:
+def site() -> Site:
+    return Site()
+
+
+@pytest.fixture
+def slurm(machines: Machines, tmp_path: Path, site: Site) -> Iterator[Slurm]:
     """m1 controls, m2 to m5 compute."""
-    with Slurm(machines, tmp_path) as found:
+    with Slurm(machines, tmp_path, site=site) as found:
         yield found
 
 
@@ -124,14 +128,14 @@ def test_exclusive_jobs_share_no_node_and_others_do(slurm: Slurm) -> None:
     waiting.wait("RUNNING")
 
 
-def test_a_node_has_as_many_pretended_gpus_as_its_site_says(machines: Machines, tmp_path: Path, board: Path) -> None:
-    with Slurm(machines, tmp_path, nodes=("m2", "m3"), site=Site(gpus=2, longest="02:00:00", usual="30:00")) as slurm:
-        script = f"srun printenv CUDA_VISIBLE_DEVICES > {BOARD}/gpus"
-        job = slurm.submit(script, "-N2", "--ntasks-per-node=1", "--gpus-per-node=2")
-        job.wait("COMPLETED")
-        assert (board / "gpus").read_text().split() == ["0,1", "0,1"]
-        assert job.look("%l") == "30:00"
-        assert "MaxTime=02:00:00" in slurm.run("scontrol", "show", "partition", "low").stdout
+@pytest.mark.parametrize("site", [Site(gpus=2, longest="02:00:00", usual="30:00")])
+def test_a_site_has_its_own_gpus_and_time_limits(slurm: Slurm, board: Path) -> None:
+    script = f"srun printenv CUDA_VISIBLE_DEVICES > {BOARD}/gpus"
+    job = slurm.submit(script, "-N2", "--ntasks-per-node=1", "--gpus-per-node=2")
+    job.wait("COMPLETED")
+    assert (board / "gpus").read_text().split() == ["0,1", "0,1"]
+    assert job.look("%l") == "30:00"
+    assert "MaxTime=02:00:00" in slurm.run("scontrol", "show", "partition", "low").stdout
 
 
 def test_the_users_comment_on_a_job_is_seen_by_all(slurm: Slurm) -> None:
@@ -152,14 +156,14 @@ def test_a_job_of_a_higher_tier_takes_the_nodes_of_a_lower_one(slurm: Slurm, boa
     assert low.look("%T %r") == "PENDING BeginTime"  # in the queue again, for about two minutes without a chance
 
 
-def test_preemption_leaves_a_job_the_time_that_its_site_grants(machines: Machines, tmp_path: Path, board: Path) -> None:
+@pytest.mark.parametrize("site", [Site(grace_s=600)])
+def test_preemption_leaves_a_job_the_time_that_its_site_grants(slurm: Slurm, board: Path) -> None:
     (board / "task").write_text(OBEDIENT.replace("exit 0", ""))
-    with Slurm(machines, tmp_path, site=Site(grace_s=600)) as slurm:
-        low = slurm.submit(f"srun sh {BOARD}/task", "-N4", "--exclusive", "--ntasks-per-node=1", "-plow", user=USER)
-        wait_files(board, "ready-*", 4)
-        main = slurm.submit(SLEEPER, "-N1", "--exclusive", "-pmain", user=USER)
-        wait_files(board, "asked-*", 4)
-        assert (low.state(), main.state()) == ("RUNNING", "PENDING")
+    low = slurm.submit(f"srun sh {BOARD}/task", "-N4", "--exclusive", "--ntasks-per-node=1", "-plow", user=USER)
+    wait_files(board, "ready-*", 4)
+    main = slurm.submit(SLEEPER, "-N1", "--exclusive", "-pmain", user=USER)
+    wait_files(board, "asked-*", 4)
+    assert (low.state(), main.state()) == ("RUNNING", "PENDING")
 
 
 def test_a_job_gets_a_satellite_from_within_itself(slurm: Slurm, board: Path) -> None:
@@ -183,14 +187,8 @@ def test_a_job_gets_a_satellite_from_within_itself(slurm: Slurm, board: Path) ->
 # ---------------------------------------------------------------- nodes that leave
 
 
-def test_a_job_lives_on_when_its_batch_node_and_another_lose_power(
-    machines: Machines, tmp_path: Path, board: Path
-) -> None:
-    with Slurm(machines, tmp_path, site=Site(lost_after_s=3)) as slurm:
-        loses_two_nodes(slurm, board)
-
-
-def loses_two_nodes(slurm: Slurm, board: Path) -> None:
+@pytest.mark.parametrize("site", [Site(lost_after_s=3)])
+def test_a_job_lives_on_when_its_batch_node_and_another_lose_power(slurm: Slurm, board: Path) -> None:
     job = sleeping_job(slurm, 4, "--no-kill", srun="--no-kill -W0 -K0")
     tasks = {name: sleeps(slurm.nodes[name]) for name in ("m3", "m5")}
     assert job.batch_node() == "m2"
@@ -208,6 +206,8 @@ def loses_two_nodes(slurm: Slurm, board: Path) -> None:
     assert slurm.run(*words, at="m2", user=USER).stdout == "m5\n"
     assert (job.state(), job.nodes()) == ("RUNNING", ["m3", "m5"])
     assert not (board / "srun-ended").exists()
+    job.cancel()
+    wait_for("end of its tasks", lambda: not any(in_jobs(slurm.nodes[name]) for name in tasks))
 
 
 def test_a_node_that_is_declared_down_leaves_its_job_at_once(slurm: Slurm) -> None:
@@ -321,9 +321,12 @@ def test_nothing_is_left_of_a_slurm_when_its_block_ends(machines: Machines, tmp_
         wait_for("a job on the last node", lambda: len(sleeps(machines["m5"])) >= 2)
         slurm.cut_power("m3")
         machines["m4"].freeze()
-    assert {machine.name: machine.pids() for machine in machines if machine.is_on} == dict.fromkeys(
-        ("m1", "m2", "m4", "m5"), []
-    )
+    assert {machine.name: machine.pids() for machine in machines if machine.is_on} == {
+        "m1": [],
+        "m2": [],
+        "m4": [],
+        "m5": [],
+    }
 
 
 def test_a_node_has_its_slurmd_again_when_power_is_back(slurm: Slurm) -> None:
@@ -350,9 +353,3 @@ def test_a_slurm_that_cannot_come_up_says_what_its_daemon_said(machines: Machine
 def test_the_controller_is_no_node(machines: Machines, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="m2 controls"):
         Slurm(machines, tmp_path, controller="m2", nodes=("m2", "m3"))
-
-
-def test_where_slurm_is_not_installed_tests_say_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name, **more: None if name == "slurmd" else which(name, **more))
-    assert needs.slurm_obstacle() == f"Slurm is not installed (slurmd is not here): {needs.INSTALL}"

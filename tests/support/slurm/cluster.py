@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -13,7 +14,8 @@ from tests.support.machines.process import Process, Stream
 from tests.support.machines.waiting import MachineError, wait_for
 from tests.support.slurm.conf import Site, slurm_conf
 from tests.support.slurm.daemons import Daemons, new_key, put_files
-from tests.support.slurm.job import DEADLINE_S, Job
+from tests.support.slurm.inside import no_more_jobs
+from tests.support.slurm.job import DEADLINE_S, Job, wait_in
 from tests.support.slurm.users import USER, User, add_user
 
 PORT = 6817  # of slurmctld
@@ -24,7 +26,7 @@ ROOT = None  # as a user: the one who administers Slurm
 class Slurm:
     """A Slurm across machines, all of whose nodes are idle at the start.
 
-    `folder`: where the words of its daemons are kept. `nodes`: by their names; all but the controller if none is named.
+    `folder`: where the words of its daemons are kept. `nodes`: all but the controller, if none is named.
     """
 
     def __init__(
@@ -84,12 +86,13 @@ class Slurm:
 
     def close(self) -> None:
         """All daemons end, and whatever runs in jobs: no process is left of either. Raises `MachineError` otherwise."""
-        lit = [self.machines[name] for name in (*self.nodes, self.controller.name) if name in self.daemons]
+        all_of_them = *self.nodes.values(), self.controller
+        lit = [machine for machine in all_of_them if machine.is_on and machine.name in self.daemons]
         for machine in lit:
             machine.thaw()
             self.daemons[machine.name].kill()
         for machine in lit:
-            wait_for(f"end of all jobs on {machine.name}", lambda machine=machine: not kill_jobs(machine))
+            wait_for(f"end of all jobs on {machine.name}", partial(no_more_jobs, machine))
 
     # ------------------------------------------------------------ commands
 
@@ -121,8 +124,10 @@ class Slurm:
         line, env, cwd = as_user(command, user)
         return machine.popen(line, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)
 
-    def submit(self, script: str, *flags: str, user: User | None = ROOT, at: str = "", output: str = "/dev/null") -> Job:
-        """Of a batch script, without its first line."""
+    def submit(
+        self, script: str, *flags: str, user: User | None = ROOT, at: str = "", output: str = "/dev/null"
+    ) -> Job:
+        """A batch script, without its first line. Raises `MachineError` if Slurm refuses it."""
         words = ["sbatch", "--parsable", f"--output={output}", *flags]
         said = self.run(*words, user=user, at=at, words=f"#!/bin/sh\n{script}\n").stdout
         return Job(self, int(said.strip().partition(";")[0]))
@@ -138,7 +143,7 @@ class Slurm:
         return self.run("scontrol", "show", "hostnames", nodes).stdout.split() if nodes else []
 
     def states(self) -> dict[str, str]:
-        """Of all nodes, as "idle"; with "*" at the end, those that do not answer. None while the controller is silent."""
+        """Of all nodes, as "idle"; with "*" at the end if it does not answer. Empty if the controller does not."""
         said = self.run("sinfo", "-h", "-N", "-o", "%N %T", check=False).stdout
         return dict(line.split() for line in said.splitlines())
 
@@ -147,7 +152,7 @@ class Slurm:
 
     def wait_state(self, node: str, *states: str, deadline_s: float = DEADLINE_S) -> None:
         """Raises `MachineError` if it comes into none of them."""
-        wait_for(f"{node} {' or '.join(states)}", lambda: self.state(node) in states, deadline_s)
+        wait_in(node, lambda: self.state(node), states, deadline_s)
 
     def wait_idle(self) -> None:
         """All nodes, while all daemons live. Raises `MachineError` with what they are otherwise."""
@@ -169,12 +174,12 @@ class Slurm:
         self.run("scontrol", "update", f"NodeName={node}", f"State={state}", *why)
 
     def cut_power(self, node: str) -> None:
-        """All processes of that machine die at once: no srun there can cancel its step any more, and none hears of it."""
+        """All processes there die at once: no srun of that machine can cancel its step any more."""
         self.nodes[node].cut_power()
         del self.daemons[node]
 
     def power_on(self, node: str) -> None:
-        """Its slurmd too."""
+        """Its slurmd too, which then tells the controller that it is there."""
         machine = self.nodes[node]
         machine.power_on()
         self._prepare(machine)
@@ -185,25 +190,3 @@ def as_user(command: Iterable[str], user: User | None) -> tuple[list[str], dict[
     """The command line, the environment and the folder to start it in."""
     words = list(command)
     return (words, {}, "/root") if user is None else (user.command(words), user.environment(), user.home)
-
-
-def in_jobs(machine: Machine) -> dict[int, str]:
-    """What runs on a machine in jobs, and whatever looks after it: its command lines, by the machine's own numbers."""
-    found = {}
-    for pid in machine.pids():
-        folder = machine.root / f"proc/{pid}"
-        try:
-            words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            variables = (folder / "environ").read_bytes()
-        except OSError:
-            continue  # it has ended
-        if b"\0SLURM_JOB_ID=" in b"\0" + variables or words.startswith(("slurmstepd:", "slurmctld:")):
-            found[pid] = words
-    return found
-
-
-def kill_jobs(machine: Machine) -> dict[int, str]:
-    """Says what has just been killed. It may have started more meanwhile."""
-    if found := in_jobs(machine):
-        machine.run(["kill", "-KILL", *map(str, found)], check=False)  # some may have ended just now
-    return found

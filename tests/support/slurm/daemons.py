@@ -83,5 +83,3 @@ def put_key(path: Path, key: bytes) -> None:
 def new_key() -> bytes:
     """For munge: who has it can sign as any user of the cluster."""
     return secrets.token_bytes(128)
-
-

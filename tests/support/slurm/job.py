@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,18 +49,31 @@ class Job:
 
     def wait(self, *states: str, deadline_s: float = DEADLINE_S) -> str:
         """Until it is in one of these; says in which. Raises `MachineError`."""
-        seen = [""]
-
-        def is_there() -> bool:
-            seen.append(self.state())
-            if seen[-1] in ENDED and seen[-1] not in states:
-                raise MachineError(f"job {self.number} is {seen[-1]}, and was to be {' or '.join(states)}")
-            return seen[-1] in states
-
-        wait_for(f"job {self.number} {' or '.join(states)}", is_there, deadline_s)
-        return seen[-1]
+        over = [state for state in ENDED if state not in states]
+        return wait_in(f"job {self.number}", self.state, states, deadline_s, never_again=over)
 
     def cancel(self) -> None:
         """And wait until it holds no node any more."""
         self.slurm.run("scancel", str(self.number))
         self.wait(*ENDED)
+
+
+def wait_in(
+    what: str, look: Callable[[], str], states: Sequence[str], deadline_s: float, *, never_again: Sequence[str] = ()
+) -> str:
+    """Until it is in one of these states; says in which. Raises `MachineError` with the one that it is in instead."""
+    seen = ""
+
+    def is_there() -> bool:
+        nonlocal seen
+        seen = look()
+        return seen in (*states, *never_again)
+
+    wanted = f"{what} {' or '.join(states)}"
+    try:
+        wait_for(wanted, is_there, deadline_s)
+    except MachineError as error:
+        raise MachineError(f"{error}: it is {seen}") from None
+    if seen in never_again:
+        raise MachineError(f"{wanted}: it is {seen}")
+    return seen
