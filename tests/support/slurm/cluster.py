@@ -55,8 +55,7 @@ class Slurm:
     def __enter__(self) -> Slurm:
         """Raises `MachineError` if not all nodes are idle after a while."""
         try:
-            for machine in (self.controller, *self.nodes.values()):
-                self._prepare(machine)
+            self._prepare(self.controller, *self.nodes.values())
             self._start("slurmctld", self.controller)
             wait_for("slurmctld", self._listens)  # a slurmd that is not heard at first waits for a second
             for node in self.nodes.values():
@@ -70,11 +69,15 @@ class Slurm:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _prepare(self, machine: Machine) -> None:
-        put_files(machine, self.key, self.conf, self.site)
-        add_user(machine, USER)
-        self.daemons[machine.name] = Daemons(machine, self.folder)
-        self.daemons[machine.name].start_munged()
+    def _prepare(self, *machines: Machine) -> None:
+        """All that Slurm finds there when it starts."""
+        for machine in machines:
+            put_files(machine, self.key, self.conf, self.site)
+            add_user(machine, USER)
+            self.daemons[machine.name] = Daemons(machine, self.folder)
+            self.daemons[machine.name].start_munged()
+        for machine in machines:
+            wait_for(f"munged on {machine.name}", self.daemons[machine.name].can_sign)
 
     def _start(self, name: str, machine: Machine) -> None:
         self.daemons[machine.name].start(name, "-D")
