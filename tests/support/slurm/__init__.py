@@ -5,7 +5,8 @@
         job.wait("RUNNING")
         slurm.cut_power(job.nodes()[0])   # the batch node
         slurm.power_on("m2")              # its slurmd too
-        slurm.restore()                   # no job, all nodes idle
+
+At the end of the block all daemons end, and all that runs in jobs.
 
 Each machine has a munged with the key of this cluster alone, and the same /etc/slurm. The controller computes nothing,
 so each node can be lost. Commands run on a machine, as root, who administers Slurm, or as an ordinary user.
