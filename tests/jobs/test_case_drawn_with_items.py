@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(240)
 CASE = "drawn-with-items"
 
 
-@pytest.mark.parametrize("mode", ["global", "workers", "numpy", "attribute", "python", "torch", "epoch"])
+@pytest.mark.parametrize("mode", ["global", "workers", "numpy", "after", "attribute", "python", "torch", "epoch"])
 def test_it_is_as_undisturbed(tmp_path: Path, mode: str) -> None:
     verdict = disturbed(tmp_path, CASE, mode=mode, strike="grad:25:1")
     assert verdict.fate is Fate.EQUAL, verdict

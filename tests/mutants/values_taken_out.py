@@ -31,7 +31,7 @@ VALUES = (
     Mutant(
         "drawn: states of generators in variables are not told", "worker/hidden_state/variables.py",
         "{}, {}, {}, [], [], generators.told_in(local))", "{}, {}, {}, [], [], {})",
-        ("tests/jobs/test_case_drawn_with_items.py::test_it_is_as_undisturbed[numpy]",),
+        ("tests/unit/worker/hidden_state/test_variables.py",),
     ),
     Mutant(
         "library: what changes inside is not looked at", "worker/hidden_state/signatures.py",

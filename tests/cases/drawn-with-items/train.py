@@ -1,9 +1,9 @@
 """Draws a number for each item between the head of its loop and the step, as mixup does, and goes by what it has drawn.
 
 MODE: "global" draws from the global generators; "numpy", "python" and "torch" from one in a variable, "attribute" from
-one in an object that is in a variable; "workers" is "global" with workers of the loader; "epoch" draws an order at the
-head of each epoch and goes through it by hand. What was drawn is mixed into the batch, and added up for a factor that
-counts from step 40 on.
+one in an object that is in a variable; "after" is "numpy", and draws between the step and the next item, too; "workers"
+is "global" with workers of the loader; "epoch" draws an order at the head of each epoch and goes through it by hand.
+What was drawn is mixed into the batch, and added up for a factor that counts from step 40 on.
 """
 
 import random
@@ -44,7 +44,7 @@ run = torchrelay.protect(model=model, optimizer=optimizer)
 def draw():
     if MODE == "attribute":
         return augment.draw()
-    if MODE == "numpy":
+    if MODE in ("numpy", "after"):
         return float(numbers.beta(0.4, 0.4))
     if MODE == "python":
         return words.betavariate(0.4, 0.4)
@@ -78,5 +78,7 @@ for epoch in run.epochs(3):
         mixed = [part * each + (1 - part) * each.flip(0) for each in batch]
         loss = step(mixed, 1 / (1 + total) if run.global_step >= 40 else 1.0)
         note(rank, run.global_step, loss=loss, part=part, total=total)
+        if MODE == "after":
+            total += draw()
         pace(run.global_step)
 note_end(rank, model.module)

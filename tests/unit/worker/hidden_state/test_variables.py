@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -67,6 +68,32 @@ def train(items: Items) -> dict[str, Any]:
         "untouched": untouched,
         "declared": declared,
     }
+
+
+class Augment:
+    """Draws for an item, as mixup does."""
+
+    def __init__(self) -> None:
+        self.numbers = np.random.default_rng(2)
+
+
+def augmented(items: Items) -> list[float]:
+    """Draws at each item from generators that only its own variables hold."""
+    numbers, words, augment = np.random.default_rng(1), random.Random(1), Augment()
+    tensors = torch.Generator().manual_seed(1)
+    drawn = []
+    for _ in items:
+        drawn = [numbers.random(), words.random(), augment.numbers.random(), float(torch.rand((), generator=tensors))]
+    return drawn
+
+
+def test_generators_in_variables_go_on_where_they_were_at_the_item() -> None:
+    """What was drawn since the last gate is in no call's record: only the item's own tells of it."""
+    whole = augmented(Items(0, 7))
+    begun = Items(0, 5)
+    augmented(begun)
+    assert augmented(Items(4, 7, begun.told)) == whole
+    assert augmented(Items(4, 7)) != whole
 
 
 class Stream:
