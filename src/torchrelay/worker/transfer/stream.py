@@ -34,7 +34,7 @@ from msgspec import Struct
 
 from torchrelay.protocol.messages.ids import Generation, Point
 from torchrelay.worker.tensors.digest import Digest
-from torchrelay.worker.transfer.tls import Tls, TlsSocket, kernel_time
+from torchrelay.worker.transfer.tls import REMEDY, Tls, TlsSocket, kernel_time
 
 VERSION = 5
 SMALL = 4096  # bytes of a message of one who has not proved anything
@@ -177,7 +177,7 @@ class Stream:
         (length,) = _LENGTH.unpack(head)
         if length > limit:
             if head[:2] in _TLS:
-                raise StreamBroken("the peer speaks TLS, and this run has --plain-transfer: is it of another run?")
+                raise StreamBroken(f"the peer speaks TLS, and we do not: {REMEDY}")
             raise StreamBroken(f"a message of {length} bytes was announced, at most {limit} are read")
         try:
             return self._decoder.decode(self.receive_bytes(length))

@@ -25,7 +25,10 @@ import time
 
 PIECE = 64 << 10  # bytes that go between the socket and TLS at once: they stay in the processor's cache
 SMALL = 4 << 10  # the same for short messages
+OVERHEAD = 256  # what TLS adds to so many bytes, and more
 MOST_GREETING = 64 << 10  # bytes that are read of a handshake
+ALERT = b"\x15\x03\x03\x00\x02\x02\x46"  # "protocol version": what OpenSSL does not say to who speaks no TLS at all
+REMEDY = "all agents must be of one run, either with --plain-transfer or without"
 _LIMIT = struct.Struct("@ll")  # seconds and microseconds, as the kernel has them
 _NONE = 0.0  # no limit
 
@@ -83,28 +86,34 @@ class TlsSocket:
     def shake_hands(self, deadline: float) -> None:
         """Raises `OSError` if there is no TLS at the other end, or it is not done in time (monotonic seconds)."""
         came = 0
-        while True:
-            try:
-                self._tls.do_handshake()
-            except ssl.SSLWantReadError:
-                self._flush()
-            except ssl.SSLError as error:
-                self._flush()  # it is told why
-                raise _refused(f"its handshake is not TLS 1.3 ({_reason(error)})") from error
-            else:
-                self._flush()
-                return
-            left = deadline - time.monotonic()
-            if left <= 0 or came > MOST_GREETING:
-                raise _refused("its handshake takes too long")
-            self.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, kernel_time(max(0.001, left)))
-            try:
+        try:
+            while not self._is_done():
+                left = deadline - time.monotonic()
+                if left <= 0 or came > MOST_GREETING:
+                    raise _refused("its handshake takes too long")
+                self.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, kernel_time(max(0.001, left)))
                 count = self._take_in()
-            except BlockingIOError:
-                raise _refused("its handshake takes too long") from None
-            if not count:
-                raise _refused("it has closed the connection in the handshake")
-            came += count
+                if not count:
+                    raise _refused("it has closed the connection in the handshake")
+                came += count
+        except BlockingIOError:
+            raise _refused("its handshake takes too long") from None
+        except (ConnectionResetError, BrokenPipeError) as error:
+            raise _refused("it has closed the connection in the handshake") from error
+
+    def _is_done(self) -> bool:
+        """Go on with the handshake. False: more must come first."""
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLError as error:
+            if not self._outgoing.pending:
+                self._outgoing.write(ALERT)
+            raise _refused(f"its handshake is not TLS 1.3 ({_reason(error)})") from error
+        finally:
+            self._flush()
+        return True
 
     def certificate(self) -> bytes:
         """What the other end has shown, as DER."""
@@ -116,9 +125,9 @@ class TlsSocket:
 
     def recv_into(self, view: View, nbytes: int = 0, flags: int = 0) -> int:
         """As a socket's: bytes that are there; with MSG_WAITALL all that are wanted, or as many as come in time."""
-        if len(self._room) < PIECE <= len(view):
-            self._room = memoryview(bytearray(PIECE))
         size = nbytes or len(view)
+        if len(self._room) < min(size, PIECE):
+            self._room = memoryview(bytearray(min(size, PIECE) + OVERHEAD))
         whole = bool(flags & socket.MSG_WAITALL)
         until = time.monotonic() + self._limit_s if self._limit_s else None
         came = 0
@@ -218,8 +227,7 @@ def kernel_time(seconds: float) -> bytes:
 
 
 def _refused(why: str) -> ConnectionRefusedError:
-    remedy = "all agents must be of one run, either with --plain-transfer or without"
-    return ConnectionRefusedError(errno.ECONNREFUSED, f"{why}: {remedy}")
+    return ConnectionRefusedError(errno.ECONNREFUSED, f"{why}: {REMEDY}")
 
 
 def _reason(error: ssl.SSLError) -> str:
