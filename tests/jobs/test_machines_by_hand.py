@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import signal
+import socket
+import struct
 import subprocess
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ from tests.support.faults import faulty
 from tests.support.jobs import differences, wait_until
 from tests.support.machines.fleet import CLI, EVIDENCE, PORT, RUN_DIR, Fleet, at, words_of
 from tests.support.machines.harness import Machines
+from tests.support.machines.machine import Machine
 from tests.support.machines.needs import needs_machines
 from tests.support.twins import undisturbed
 from torchrelay.wire.trust.authority import make_passes
@@ -21,6 +26,8 @@ from torchrelay.wire.trust.passes import Role
 pytestmark = [pytest.mark.timeout(240), needs_machines]
 
 SCRIPT = faulty("--steps", "100", "--pace", "0.1")
+MARK = "a text that nobody else on this link would say"
+ETH_P_ALL, SO_RCVBUFFORCE, SOL_PACKET, PACKET_STATISTICS = 3, 33, 263, 6  # of Linux, and not in Python's socket
 FLAGS = ["--by-hand", "--nnodes", "2", "--nproc-per-node", "2", "--spare-nodes", "1"]
 
 
@@ -149,6 +156,69 @@ class TestStrangers:
         assert done.code == 0, done.output
         assert done.incidents() == []
         assert differences(done, undisturbed(SCRIPT)) == []
+
+
+class Listener:
+    """Hears every frame on a machine's link, as whoever owns the switch could."""
+
+    def __init__(self, machine: Machine) -> None:
+        with machine.network():
+            self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+        self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+        self._socket.bind(("eth0", 0))
+        self._socket.settimeout(0.2)
+        self._over = threading.Event()
+        self.frames: list[bytes] = []
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while not self._over.is_set():
+            try:
+                self.frames.append(self._socket.recv(1 << 17))
+            except TimeoutError:
+                continue
+            except OSError:
+                return  # the machine is gone, and its link with it
+
+    def heard(self, text: bytes) -> int:
+        """In how many frames it stands."""
+        return sum(text in frame for frame in list(self.frames))
+
+    def lost(self) -> int:
+        """Frames for which there was no room."""
+        told = self._socket.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)
+        return struct.unpack("II", told)[1]
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(10)
+        self._socket.close()
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["encrypted", "plain"])
+def test_who_listens_on_the_link_reads_states_only_with_plain_transfer(fleet: Fleet, plain: bool) -> None:
+    script = [*SCRIPT, "--mark", MARK]
+    fleet.start(script, [*FLAGS, *(["--plain-transfer"] if plain else [])])
+    fleet.join("m2", "m3", "m4")
+    fleet.until("two warm spares", lambda: ((fleet.ask("status") or {}).get("spares") or {}).get("warm") == 2)
+    fleet.until_steps(4)
+    lost = fleet.where(0)
+    with ExitStack() as stack:
+        listeners = [Listener(fleet.machines[name]) for name in sorted({"m2", "m3", "m4"} - {lost})]
+        for one in listeners:
+            stack.callback(one.close)
+        fleet.machines[lost].cut_power()
+        done = fleet.end()
+        heard = [one.heard(MARK.encode()) for one in listeners]
+        assert all(one.lost() == 0 for one in listeners)
+        assert all(len(one.frames) > 100 for one in listeners)
+    assert done.code == 0, done.output
+    assert differences(done, undisturbed(script)) == []
+    (incident,) = done.incidents()
+    assert incident["steps_lost"] == 0
+    assert all(heard) if plain else not any(heard), f"frames with it, on who took and who gave: {heard}"
+    assert ("states and records go between machines unencrypted" in done.output) is plain
 
 
 def test_what_is_not_as_on_the_other_machines_is_said_before_anything_is_trained(fleet: Fleet) -> None:

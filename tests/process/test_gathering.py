@@ -359,7 +359,7 @@ def test_bytes_that_there_are_not_are_not_given(several: Sources, start: int, st
     line.send(stream.Hello(stream.VERSION, NOW, nonce))
     challenge = line.receive()
     assert isinstance(challenge, stream.Challenge)
-    proof = trust.prove(SECRET, nonce, challenge.nonce, stream.client_context(NOW, "slices", AT))
+    proof = trust.prove(SECRET, nonce, challenge.nonce, stream.client_context(stream.PLAIN, NOW, "slices", AT))
     line.send(stream.Ask(proof, "slices", AT))
     assert isinstance(line.receive(), stream.Serving)
     line.receive_bytes(16)

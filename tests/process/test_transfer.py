@@ -238,7 +238,7 @@ def test_a_client_that_cannot_prove_itself_gets_nothing_even_if_it_goes_on(serve
     line.send(stream.Hello(stream.VERSION, NOW, nonce))
     challenge = line.receive()
     assert isinstance(challenge, stream.Challenge)
-    context = stream.client_context(NOW, "record", AT)
+    context = stream.client_context(stream.PLAIN, NOW, "record", AT)
     proof = challenge.proof if stolen else trust.prove(trust.new_secret(), nonce, challenge.nonce, context)
     line.send(stream.Ask(proof, "record", AT))
     with pytest.raises(stream.StreamBroken, match=r"closed|broke"):

@@ -155,6 +155,7 @@ def arguments():
     parser.add_argument("--buddies", type=int, default=1, help="nodes that get a copy of a snapshot")
     parser.add_argument("--snapshots", type=interval, help="steps between two of them, or auto")
     parser.add_argument("--ballast", type=int, default=0, help="megabytes of state beside the model, changed each step")
+    parser.add_argument("--mark", default="", help="a text that stands in the state, again and again")
     parser.add_argument("--compare", type=int, help="steps between two comparisons of replicas")
     parser.add_argument("--forget", default="", help="leave this out of the state on purpose: rng, cursor")
     return parser.parse_args()
@@ -275,6 +276,8 @@ def main():
     second_faults(faults)
     seen = {"rows": 0}
     extra = {"scheduler": scheduler, "ema": spread.ema.averages, "seen": seen, "ballast": ballast(options, optimizer)}
+    if options.mark:  # beside the model, so that no broadcast of torch's own carries it
+        extra["mark"] = torch.tensor(list(options.mark.encode() * 100), dtype=torch.uint8)
     run = torchrelay.protect(model=spread.model, optimizer=optimizer, state=extra, options=intervals_of(options))
     faults.model = spread.model
     # After ours, hence past the gate: inside the update.

@@ -14,6 +14,7 @@ from torchrelay.protocol.messages.orders import Reconfigure
 from torchrelay.wire.trust import trust
 from torchrelay.worker.peers.buddies import RECORDS, Buddies
 from torchrelay.worker.peers.lanes import Lanes, limit_waits
+from torchrelay.worker.transfer.tls import Tls
 from torchrelay.worker.transfer.transfer import StateServer
 
 DEADLINE_S = 30.0
@@ -32,14 +33,15 @@ def circle(rank: int, world: int, copies: int, turn: int = 1) -> tuple[tuple[Ran
 class Circle:
     """Ranks in one process, each with its thread."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, *, encrypts: bool = False) -> None:
         self.world = world
         self.generation = 0
         self.store = HashStore()
         secret = trust.new_secret()
-        self.servers = [StateServer(secret) for _ in range(world)]
+        tls = [Tls() if encrypts else None for _ in range(world)]
+        self.servers = [StateServer(secret, tls=one) for one in tls]
         self.all = [Buddies() for _ in range(world)]
-        self.lanes = [Lanes() for _ in range(world)]
+        self.lanes = [Lanes(one) for one in tls]
         for server, lanes in zip(self.servers, self.lanes, strict=True):
             server.adopt = lanes.adopt
         self.secret = secret
@@ -91,12 +93,12 @@ class Circle:
         self.pool.shutdown()
 
 
-@pytest.fixture
-def make() -> Iterator[Callable[[int], Circle]]:
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Circle]]:
     made: list[Circle] = []
 
     def one(world: int) -> Circle:
-        made.append(Circle(world))
+        made.append(Circle(world, encrypts=request.param))
         return made[-1]
 
     yield one

@@ -440,6 +440,7 @@ class Agent:
             logs=str(self.site.logs),
             world_size=terms.spec.world_size,
             nproc_per_node=terms.spec.nproc_per_node,
+            encrypts=self.launch.encrypts,
         )
 
 

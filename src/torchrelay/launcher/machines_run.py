@@ -23,7 +23,7 @@ from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.schedulers.local import FIRST_KEY, LocalScheduler
 from torchrelay.schedulers.network import Isolation
 from torchrelay.schedulers.port import SpareRequest
-from torchrelay.wire.files.launch import Launch
+from torchrelay.wire.files.launch import ENCRYPTING, Launch
 from torchrelay.wire.trust.authority import make_passes
 from torchrelay.wire.trust.passes import Role, pass_of, read_pass
 
@@ -68,8 +68,16 @@ class MachinesRun(LocalRun):
         env = exported(self.plan.launch.env, self.plan.export)
         first = self.machines.hosts[0].address.rpartition("@")[2] if self.machines.hosts else ""
         master = self.machines.address if not first or is_this_machine(first) else first
+        encrypts = not self.plan.plain_transfer
         return msgspec.structs.replace(
-            self.plan.launch, env=env, inherit=False, job=self.plan.spec.job, master_addr=master, code=""
+            self.plan.launch,
+            env=env,
+            inherit=False,
+            job=self.plan.spec.job,
+            master_addr=master,
+            code="",
+            encrypts=encrypts,
+            preload=(*self.plan.launch.preload, *(ENCRYPTING if encrypts else ())),
         )
 
     def agent_command(self, node: NodeId, slots: int) -> list[str]:

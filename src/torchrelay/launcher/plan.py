@@ -30,3 +30,4 @@ class Plan:
     ending: frozenset[str] = ENDING  # signals that end the ranks
     machines: Machines | None = None  # nodes that are machines of their own
     export: str = ""  # further variables of the operator's environment that go to them
+    plain_transfer: bool = False  # the network between them is trusted: what goes from worker to worker is readable

@@ -27,6 +27,7 @@ from torchrelay.worker.source.program import Program
 from torchrelay.worker.tensors import values
 from torchrelay.worker.transfer.serving import SHELVE
 from torchrelay.worker.transfer.stream import Ask, Stream
+from torchrelay.worker.transfer.tls import Tls
 from torchrelay.worker.transfer.transfer import Cancel, StateServer
 
 MAX_ONCE = 1 << 20  # bytes of a result of once(): it stands in the journal
@@ -46,6 +47,7 @@ class Session:
     server: StateServer
     store: Any  # the rendezvous store that this worker can host; kept alive here
     transfer: Cancel = field(default_factory=Cancel)  # of the fetch under way, for the control thread
+    tls: Tls | None = None  # what goes between workers is encrypted
     done_once: dict[str, bytes] = field(default_factory=dict)
     lanes: Lanes = field(default_factory=Lanes)
     buddies: Buddies = field(default_factory=Buddies)
@@ -144,9 +146,10 @@ def open_session(env: Mapping[str, str]) -> Session:
     agent = AgentConnection(Path(env["TORCHRELAY_AGENT_SOCKET"]), worker, job, position, identity)
     welcome = agent.connect()
     store, store_address = groups.host_store(welcome.host)
-    server = StateServer(welcome.secret, welcome.host)
+    tls = Tls() if welcome.encrypts else None
+    server = StateServer(welcome.secret, welcome.host, tls=tls)
     identity.wait_on = lambda: position.have_patience(welcome.patience_s)
-    session = Session(worker, job, page, position, identity, agent, welcome, server, store)
+    session = Session(worker, job, page, position, identity, agent, welcome, server, store, tls=tls, lanes=Lanes(tls))
     started = WorkerStarted(
         worker=worker,
         node=NodeId(env["TORCHRELAY_NODE"]),

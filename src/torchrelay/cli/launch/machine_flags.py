@@ -25,6 +25,12 @@ def add_machines(group: argparse._ArgumentGroup) -> None:
         metavar="NAMES",
         help="further variables of this environment for the ranks, or ALL (NCCL_*, TORCH_*, OMP_* and so on go anyway)",
     )
+    group.add_argument(
+        *("--plain-transfer", "--plain_transfer"),
+        action="store_true",
+        dest="plain_transfer",
+        help="do not encrypt states and records between machines: only where their network is trusted",
+    )
 
 
 def hosts_of(given: argparse.Namespace) -> tuple[Host, ...] | None:
@@ -41,9 +47,13 @@ def hosts_of(given: argparse.Namespace) -> tuple[Host, ...] | None:
     if len(ways) > 1:
         raise NotPossible(f"{' and '.join(ways)}: give one of them", BAD_ARGUMENTS)
     if not ways:
-        for flag, value in (("--host", given.host), ("--export", given.export)):
-            if value:
-                raise NotPossible(f"{flag} {value}: only with --hosts, --hostfile or --by-hand", BAD_ARGUMENTS)
+        for words, wanted in (
+            (f"--host {given.host}", given.host),
+            (f"--export {given.export}", given.export),
+            ("--plain-transfer", given.plain_transfer),
+        ):
+            if wanted:
+                raise NotPossible(f"{words}: only with --hosts, --hostfile or --by-hand", BAD_ARGUMENTS)
         return None
     if given.isolate:
         raise NotPossible(f"--isolate pretends nodes on this machine: leave {ways[0]} out", BAD_ARGUMENTS)

@@ -203,7 +203,7 @@ def plan(words: list[str]) -> Plan:
     launch = replace(launch, code=str(keep_script(run_dir, given.script, source)))
     return Plan(
         run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate, given.spare_nodes, given.links,
-        given.grace, ending, machines, given.export,
+        given.grace, ending, machines, given.export, given.plain_transfer,
     )  # fmt: skip
 
 
@@ -263,13 +263,18 @@ def spec_of(given: argparse.Namespace, job: JobId, nodes: int, nproc: int) -> Jo
 
 def remarks(given: argparse.Namespace) -> tuple[str, ...]:
     """What is said before the start."""
-    return (*remarks_on_flags(given), *remarks_on_environment(os.environ))
+    return (*remarks_on_flags(given), *remarks_on_transfer(given), *remarks_on_environment(os.environ))
 
 
 def remarks_on_environment(env: Mapping[str, str]) -> tuple[str, ...]:
     """The operator's own settings of NCCL that break recoveries."""
     names = [f"{name}={env[name]}" for name, ours in LET_US_RECOVER.items() if env.get(name, ours) != ours]
     return (f"kept as you have set it: {', '.join(names)}; torch may end healthy ranks in a recovery",) if names else ()
+
+
+def remarks_on_transfer(given: argparse.Namespace) -> tuple[str, ...]:
+    """Who reads the line knows what others on the network can read."""
+    return ("--plain-transfer: states and records go between machines unencrypted",) if given.plain_transfer else ()
 
 
 def remarks_on_flags(given: argparse.Namespace) -> tuple[str, ...]:

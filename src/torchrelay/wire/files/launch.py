@@ -24,6 +24,7 @@ PRELOAD = (
     "numpy",
     "torchrelay.worker.bootstrap.main",
 )
+ENCRYPTING = ("torchrelay.wire.trust.ephemeral",)  # the same for runs whose workers encrypt
 FUNCTION = "torchrelay.worker.bootstrap.main:run_worker"
 # Printed by rank 0 of a script that steps without protect(); `torchrelay run` adds what would protect it.
 UNPROTECTED = "torchrelay: this script takes a step without protect(): it runs unprotected"
@@ -58,6 +59,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     nproc_per_node: int = 1
     job: str = ""  # its name; the agents' folders on other machines have it
     inherit: bool = True  # False: agents are on other machines, and `env` comes on top of what they find there
+    encrypts: bool = False  # what goes from worker to worker goes over TLS, as all of them are told by their agents
     code: str = ""  # the folder in which the run keeps its code: see `kept`; none if empty
     master_addr: str = "127.0.0.1"
     master_port: int = 29500

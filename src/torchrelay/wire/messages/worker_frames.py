@@ -59,6 +59,7 @@ class Welcome(Struct, frozen=True, tag=True, kw_only=True):
     logs: str  # folder of the run's log files
     world_size: int = 0
     nproc_per_node: int = 0
+    encrypts: bool = False  # what goes from worker to worker: see `Launch`
 
     def __repr__(self) -> str:
         return f"Welcome(job={self.job!r}, worker={self.worker!r}, node={self.node!r}, slot={self.slot})"  # no secret

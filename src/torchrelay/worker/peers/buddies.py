@@ -10,14 +10,14 @@ before the buddy has passed the gate's beginning, too.
 
 from __future__ import annotations
 
-import socket
 import struct
 import threading
 from collections.abc import Sequence
 
 from torchrelay.protocol.messages.ids import Point, Rank
-from torchrelay.worker.peers.lanes import Ends, Parted, parted_error, receive_into
+from torchrelay.worker.peers.lanes import Ends, Parted, parted_error, receive_into, send_now
 from torchrelay.worker.process_groups import groups
+from torchrelay.worker.transfer.stream import Connected
 
 RECORDS = "records"  # the purpose of these lanes
 _HEAD = struct.Struct("<qqq")  # point, and bytes of the record
@@ -74,12 +74,9 @@ class Buddies:
         trouble = "a private record cannot be sent to a buddy"
         try:
             for lane in self._ends.to:
-                try:
-                    sent = lane.sendmsg(message, (), socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    sent = 0
-                if sent < size:
-                    late.append(_Sender(lane, b"".join(message)[sent:]))
+                left = send_now(lane, message, size)
+                if left is not None:
+                    late.append(_Sender(lane, left))
             for ward, lane in self._ends.by.items():
                 trouble = f"the private record of rank {ward} does not come"
                 self._take(ward, lane)
@@ -95,7 +92,7 @@ class Buddies:
             self._ends.part()
             raise
 
-    def _take(self, ward: Rank, lane: socket.socket) -> None:
+    def _take(self, ward: Rank, lane: Connected) -> None:
         copies = self._copies.get(ward)
         if copies is None:
             copies = self._copies[ward] = _Copies()
@@ -170,7 +167,7 @@ class _Copies:
 class _Sender(threading.Thread):
     """Sends what did not fit into the socket's memory: two who send to each other must read meanwhile."""
 
-    def __init__(self, lane: socket.socket, data: bytes) -> None:
+    def __init__(self, lane: Connected, data: bytes) -> None:
         super().__init__(name="torchrelay buddy", daemon=True)
         self._lane = lane
         self._data = data

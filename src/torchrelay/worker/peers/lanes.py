@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,8 @@ from torchrelay.protocol.messages.orders import Reconfigure
 from torchrelay.wire.trust import trust
 from torchrelay.worker.process_groups import groups
 from torchrelay.worker.transfer.request import Cancel
-from torchrelay.worker.transfer.stream import Stream, StreamBroken
+from torchrelay.worker.transfer.stream import Connected, Stream, StreamBroken, limit_calls
+from torchrelay.worker.transfer.tls import Tls, TlsSocket
 from torchrelay.worker.transfer.transfer import open_lane
 
 AGAIN_S = 0.05  # between attempts to reach a rank, to which several others come at once
@@ -40,10 +40,10 @@ class Parted(RuntimeError):
 class Ends:
     """Our ends of the lanes of one purpose, in the order in which they were asked for."""
 
-    to: list[socket.socket] = field(default_factory=list)
-    by: dict[Rank, socket.socket] = field(default_factory=dict)
+    to: list[Connected] = field(default_factory=list)
+    by: dict[Rank, Connected] = field(default_factory=dict)
 
-    def lanes(self) -> Iterator[socket.socket]:
+    def lanes(self) -> Iterator[Connected]:
         """All of them."""
         yield from self.to
         yield from self.by.values()
@@ -61,12 +61,14 @@ class Lanes:
     cuts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: Tls | None = None) -> None:
+        """`tls`: of this process, if what goes between workers is encrypted."""
+        self._tls = tls
         self._changed = threading.Condition()
         self._generation = Generation(0)
         self._cancel = Cancel()  # of whoever reaches out for others, or waits for them
-        self._came: dict[tuple[Generation, str, Rank], socket.socket] = {}  # not taken up yet
-        self._ends: list[socket.socket] = []  # of this generation
+        self._came: dict[tuple[Generation, str, Rank], Connected] = {}  # not taken up yet
+        self._ends: list[Connected] = []  # of this generation
 
     # ------------------------------------------------------------ the main thread
 
@@ -104,24 +106,25 @@ class Lanes:
             limit_waits(ends, max(0.001, deadline - time.monotonic()))
         return found, addresses
 
-    def _keep(self, lane: socket.socket) -> socket.socket:
+    def _keep(self, lane: Connected) -> Connected:
         with self._changed:
             self._ends.append(lane)
             if self._cancel.cancelled:
                 _shut_down(lane)
         return lane
 
-    def _reach(self, address: str, secret: bytes, order: Reconfigure, purpose: str, deadline: float) -> socket.socket:
+    def _reach(self, address: str, secret: bytes, order: Reconfigure, purpose: str, deadline: float) -> Connected:
         cancel = self._cancel
         while True:
             try:
-                return open_lane(address, secret, order.generation, purpose, order.rank, deadline, cancel).release()
+                lane = open_lane(address, secret, order.generation, purpose, order.rank, deadline, cancel, self._tls)
+                return lane.release()
             except StreamBroken as error:
                 if cancel.cancelled or time.monotonic() + AGAIN_S > deadline:
                     raise Parted(f"the rank at {address} is not reached: {error}") from error
                 time.sleep(AGAIN_S)
 
-    def _await(self, purpose: str, other: Rank, deadline: float) -> socket.socket:
+    def _await(self, purpose: str, other: Rank, deadline: float) -> Connected:
         with self._changed:
             while (lane := self._came.pop((self._generation, purpose, other), None)) is None:
                 left = deadline - time.monotonic()
@@ -165,10 +168,8 @@ class Lanes:
 
 def limit_waits(ends: Ends, seconds: float) -> None:
     """How long one system call on these lanes may wait."""
-    packed = struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
     for lane in ends.lanes():
-        lane.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, packed)
-        lane.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed)
+        limit_calls(lane, seconds)
 
 
 def watch_over(ends: Ends, *, short: bool) -> None:
@@ -201,7 +202,21 @@ def parted_error(what: str, error: OSError) -> Parted:
     return Parted(f"{what}: {'nothing has moved for as long as it may take' if waited else error}")
 
 
-def receive_into(lane: socket.socket, memory: memoryview, least: int, came: int) -> int:
+def send_now(lane: Connected, message: Sequence[bytes | memoryview], size: int) -> bytes | None:
+    """Send these `size` bytes as far as there is room for them. None: all of them. Raises `OSError`.
+
+    Else what `lane.sendall` must be given for the rest; it may be empty, as TLS has encrypted bytes of its own left.
+    """
+    if isinstance(lane, TlsSocket):
+        return lane.send_now(b"".join(message))
+    try:
+        sent = lane.sendmsg(message, (), socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        sent = 0
+    return b"".join(message)[sent:] if sent < size else None
+
+
+def receive_into(lane: Connected, memory: memoryview, least: int, came: int) -> int:
     """Fill memory up to `least` bytes, or more if they are there; returns how many. Raises `OSError`.
 
     `came`: what a first `recv_into` has returned, which takes in most messages whole; 0: the end of the connection.
@@ -215,7 +230,7 @@ def receive_into(lane: socket.socket, memory: memoryview, least: int, came: int)
     return came
 
 
-def _shut_down(lane: socket.socket) -> bool:
+def _shut_down(lane: Connected) -> bool:
     try:
         lane.shutdown(socket.SHUT_RDWR)
     except OSError:

@@ -17,6 +17,7 @@ from torchrelay.protocol.messages.orders import Source
 from torchrelay.wire.files.snapshot_store import DIGEST, Kept, NoRoom, Sizes, SnapshotStore
 from torchrelay.worker.transfer.serving import SHELVE, SNAPSHOT
 from torchrelay.worker.transfer.stream import CHUNK, Ask, RefusedAnswer, Serving, Stream, StreamBroken
+from torchrelay.worker.transfer.tls import Tls
 from torchrelay.worker.transfer.transfer import STALL_S, Cancel, ask_for
 
 _SENT = struct.Struct(f"<QQQqqq{DIGEST}s")  # sizes, whether one is to be kept, and which, and the digest
@@ -26,7 +27,14 @@ MOST = 1 << 44  # bytes that are announced at most
 
 
 def upload_snapshot(
-    address: str, secret: bytes, generation: Generation, what: Snapshot, kept: Kept, keep: Point | None, cancel: Cancel
+    address: str,
+    secret: bytes,
+    generation: Generation,
+    what: Snapshot,
+    kept: Kept,
+    keep: Point | None,
+    cancel: Cancel,
+    tls: Tls | None = None,
 ) -> str:
     """Send a snapshot to the state server at `address`; returns why it was refused, or nothing.
 
@@ -34,7 +42,8 @@ def upload_snapshot(
     """
     want = f"{SHELVE}{what.rank} {what.restarts}"
     deadline = time.monotonic() + GIVE_S
-    with ask_for(Source(what.rank, address), secret, generation, what.point, want, deadline, cancel) as stream:
+    source = Source(what.rank, address)
+    with ask_for(source, secret, generation, what.point, want, deadline, cancel, tls) as stream:
         stream.allow(GIVE_S, deadline)  # in a gate nobody knows how long others take
         held = keep if keep is not None else START
         stream.send_bytes(

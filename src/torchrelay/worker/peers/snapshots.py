@@ -41,6 +41,7 @@ from torchrelay.worker.state.record import with_values
 from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors import memory
 from torchrelay.worker.transfer.stream import StreamBroken
+from torchrelay.worker.transfer.tls import Tls
 from torchrelay.worker.transfer.transfer import Cancel
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class Host(Protocol):
     identity: Identity
     agent: AgentConnection
     welcome: Welcome
+    tls: Tls | None
     buddies: Buddies
 
     @property
@@ -313,6 +315,7 @@ class _Sender(threading.Thread):
                         kept,
                         self._keep,
                         self.cancel,
+                        self._session.tls,
                     )
                     self.sent = True
                     return

@@ -146,7 +146,9 @@ def _fetch(session: Session) -> Told:
     if called_for(session):
         raise NotRehearsable("called for before")
     try:
-        data = transfer.fetch_example(assigned.examples, session.welcome.secret, timeout_s=EXAMPLE_S, cancel=cancel)
+        data = transfer.fetch_example(
+            assigned.examples, session.welcome.secret, timeout_s=EXAMPLE_S, cancel=cancel, tls=session.tls
+        )
         return examples.decode(data)
     except (transfer.TransferFailed, ValueError) as error:
         raise NotRehearsable(str(error)) from error

@@ -246,6 +246,7 @@ class Bringing:
             order.point,
             timeout_s=VALUES_S,
             cancel=cancel,
+            tls=self._session.tls,
         )
         self.moved = returned.take(self._state, self._values)
 
@@ -262,6 +263,7 @@ class Bringing:
             host=session.server.host,
             timeout_s=STATE_S,
             cancel=cancel,
+            tls=session.tls,
         )
 
 
@@ -320,6 +322,7 @@ def _complete(session: Session, record: LoopRecord, order: Replay) -> tuple[Lent
                 order.point,
                 timeout_s=RECORD_S,
                 cancel=session.new_transfer(),
+                tls=session.tls,
             )
         except transfer.TransferFailed as error:
             print(f"torchrelay: the record of {order.point} did not come: {error}", file=sys.stderr, flush=True)

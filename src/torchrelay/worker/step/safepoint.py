@@ -296,6 +296,7 @@ class Safepoint:
                 failed=lambda error: self._say_failed(order, error),
                 timeout_s=RESTORE_S,
                 cancel=cancel,
+                tls=session.tls,
             )
         except transfer.TransferCancelled:
             return None

@@ -29,6 +29,7 @@ from torchrelay.worker.transfer.stream import (
     client_context,
     server_context,
 )
+from torchrelay.worker.transfer.tls import Tls
 
 STALL_S = 5.0  # how long no byte may come from a source before it counts as stalled
 
@@ -106,6 +107,7 @@ class Request:
     deadline: float  # monotonic, in seconds
     stall_s: float
     cancel: Cancel
+    tls: Tls | None = None  # of a run over several machines, unless its network is trusted
 
     def from_any(self, sources: Sequence[Source], take: Take[T], until: Callable[[], bool] = lambda: False) -> T:
         """The first success. Raises the last failure, or at once what no other source can mend.
@@ -157,16 +159,18 @@ class Request:
 
     def ask(self, stream: Stream) -> Serving:
         """Exchange proofs, ask, and wait until it is served. Raises `StreamBroken`."""
+        if self.tls is not None:
+            stream.encrypt(self.tls, server_side=False, within_s=GREETING_S)
         nonce = trust.new_nonce()
         stream.send(Hello(VERSION, self.generation, nonce))
         challenge = stream.receive()
-        context = server_context(self.generation)
+        context = server_context(stream.binding, self.generation)
         if not isinstance(challenge, Challenge) or not trust.verify(
             self.secret, nonce, challenge.nonce, context, challenge.proof
         ):
-            raise StreamBroken("it could not prove that it belongs to this job")
+            raise StreamBroken("it could not prove that it belongs to this job")  # or somebody stands between us
         where, pid = (machine_id(), os.getpid()) if self.want == STATE else ("", 0)
-        context = client_context(self.generation, self.want, self.point, where, pid)
+        context = client_context(stream.binding, self.generation, self.want, self.point, where, pid)
         proof = trust.prove(self.secret, nonce, challenge.nonce, context)
         stream.send(Ask(proof, self.want, self.point, where, pid))
         answer: object = Waiting()

@@ -42,6 +42,7 @@ from torchrelay.worker.transfer.stream import (
     close_in_children,
     server_context,
 )
+from torchrelay.worker.transfer.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +71,11 @@ class _Offer(Struct):
 class StateServer:
     """Serves one worker's record and state over TCP, on one address of its host only."""
 
-    def __init__(self, secret: bytes, host: str = "127.0.0.1", *, wait_s: float = 60.0) -> None:
-        """`wait_s`: how long a request waits for what is not published yet. Raises `OSError` if it cannot listen."""
+    def __init__(self, secret: bytes, host: str = "127.0.0.1", *, tls: Tls | None = None, wait_s: float = 60.0) -> None:
+        """`tls`: whoever comes must speak it; without, nobody can. `wait_s`: how long a request waits for what is
+        not published yet. Raises `OSError` if it cannot listen."""
         self._secret = secret
+        self._tls = tls
         self._wait_s = wait_s
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, 0), family=family, backlog=MAX_CLIENTS)
@@ -216,16 +219,18 @@ class StateServer:
 
     def _greet(self, stream: Stream) -> tuple[Generation, Ask]:
         """Prove our own knowledge of the secret and check the client's. Raises `StreamBroken` if it has none."""
+        if self._tls is not None:
+            stream.encrypt(self._tls, server_side=True, within_s=GREETING_S)
         hello = stream.receive()
         if not isinstance(hello, Hello) or hello.version != VERSION or len(hello.nonce) != trust.NONCE_BYTES:
             raise StreamBroken("it does not greet as a worker does")
         nonce = trust.new_nonce()
-        proof = trust.prove(self._secret, hello.nonce, nonce, server_context(hello.generation))
+        proof = trust.prove(self._secret, hello.nonce, nonce, server_context(stream.binding, hello.generation))
         stream.send(Challenge(nonce, proof))
         ask = stream.receive()
         if not isinstance(ask, Ask) or not _known(ask.want):
             raise StreamBroken("it asks for nothing that is known")
-        context = client_context(hello.generation, ask.want, ask.point, ask.machine, ask.pid)
+        context = client_context(stream.binding, hello.generation, ask.want, ask.point, ask.machine, ask.pid)
         if not trust.verify(self._secret, hello.nonce, nonce, context, ask.proof):
             log.warning("a client of the state server could not prove that it belongs to this job")
             raise StreamBroken("it does not know the job's secret")

@@ -1,6 +1,7 @@
 """Stream: one connection between two workers. Proof of the secret first, then messages and memory, with deadlines.
 
     client                                                   server
+    (TLS between machines, see `tls`)                 <->
     Hello(nonce, generation)                          ->
                                                       <-     Challenge(nonce, proof)
     Ask(proof, what, point)                           ->
@@ -15,8 +16,8 @@
     which bytes of the tensors, again and again       ->
                                                       <-     these bytes, then their digest
 
-Who has proved nothing can make us read 4 KB and wait a few seconds, no more. The stream is proved at its start; it is
-not encrypted, and its digest is no seal: it belongs on a network whose hosts are trusted.
+Who has proved nothing can make us read a handshake and 4 KB and wait a few seconds, no more. Without TLS the stream is
+proved at its start and no more, and its digest is no seal: it stays on one machine, or on a network that is trusted.
 """
 
 from __future__ import annotations
@@ -33,16 +34,21 @@ from msgspec import Struct
 
 from torchrelay.protocol.messages.ids import Generation, Point
 from torchrelay.worker.tensors.digest import Digest
+from torchrelay.worker.transfer.tls import REMEDY, Tls, TlsSocket, kernel_time
 
-VERSION = 4
+VERSION = 5
 SMALL = 4096  # bytes of a message of one who has not proved anything
 CHUNK = 1 << 20  # bytes moved and hashed at once
 SEND, READ, TAKE = b"s", b"r", b"t"  # how a state is wanted: sent, read from memory, or taken slice by slice
 _LENGTH = struct.Struct("!I")
 _RANGE = struct.Struct("!QQ")
 
+PLAIN = "plain"  # what proofs are bound to without TLS
+_TLS = (b"\x15\x03", b"\x16\x03")  # how its alerts and handshakes begin
+
 View = memoryview
 Filled = Callable[[], None] | None
+Connected = socket.socket | TlsSocket
 
 
 class StreamBroken(ConnectionError):
@@ -108,14 +114,17 @@ class Serving(Struct, frozen=True, tag=True, omit_defaults=True):
 Message = Hello | Challenge | Ask | Waiting | RefusedAnswer | Serving
 
 
-def server_context(generation: Generation) -> str:
-    """What the server's proof is for."""
-    return f"torchrelay transfer {VERSION} server {generation}"
+def server_context(binding: str, generation: Generation) -> str:
+    """What the server's proof is for. `binding`: to this connection, see `Stream`."""
+    return f"torchrelay transfer {VERSION} {binding} server {generation}"
 
 
-def client_context(generation: Generation, want: str, point: Point, machine: str = "", pid: int = 0) -> str:
+def client_context(
+    binding: str, generation: Generation, want: str, point: Point, machine: str = "", pid: int = 0
+) -> str:
     """What the client's proof is for; the request is part of it."""
-    return f"torchrelay transfer {VERSION} client {generation} {want} {point.step} {point.section} {machine} {pid}"
+    asked = f"{generation} {want} {point.step} {point.section} {machine} {pid}"
+    return f"torchrelay transfer {VERSION} {binding} client {asked}"
 
 
 class Stream:
@@ -123,10 +132,12 @@ class Stream:
 
     stall_s     how long no byte may come or go before the peer counts as stalled
     deadline    monotonic time in seconds after which nothing may take longer
+    binding     of proofs to this connection: the fingerprint of the server's certificate, if there is one
     """
 
     def __init__(self, connected: socket.socket, *, stall_s: float, deadline: float) -> None:
-        self._socket = connected
+        self._socket: Connected = connected
+        self.binding = PLAIN
         self._deadline = deadline
         self._stall_s = stall_s
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
@@ -139,10 +150,19 @@ class Stream:
         """Set other limits from now on."""
         self._stall_s, self._deadline = stall_s, deadline
         # By the kernel and not by Python's timeouts: there is then no poll before each system call.
-        limit = max(0.001, min(stall_s, deadline - time.monotonic()))
-        packed = struct.pack("@ll", int(limit), int(limit % 1 * 1_000_000))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, packed)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed)
+        limit_calls(self._socket, max(0.001, min(stall_s, deadline - time.monotonic())))
+
+    def encrypt(self, tls: Tls, *, server_side: bool, within_s: float) -> None:
+        """Shake hands, before anything else is said. Raises `StreamBroken`."""
+        connected = self._socket
+        assert isinstance(connected, socket.socket), "it is encrypted once"
+        shake_hands = tls.serve if server_side else tls.call
+        try:
+            self._socket, fingerprint = shake_hands(connected, min(self._deadline, time.monotonic() + within_s))
+        except OSError as error:
+            raise StreamBroken(f"no TLS with the peer: {error.strerror or error}") from error
+        self.binding = f"tls {fingerprint}"
+        self.allow(self._stall_s, self._deadline)
 
     # ------------------------------------------------------------ messages
 
@@ -153,8 +173,11 @@ class Stream:
 
     def receive(self, limit: int = SMALL) -> Message:
         """The next message, of at most `limit` bytes. Raises `StreamBroken`."""
-        (length,) = _LENGTH.unpack(self.receive_bytes(_LENGTH.size))
+        head = bytes(self.receive_bytes(_LENGTH.size))
+        (length,) = _LENGTH.unpack(head)
         if length > limit:
+            if head[:2] in _TLS:
+                raise StreamBroken(f"the peer speaks TLS, and we do not: {REMEDY}")
             raise StreamBroken(f"a message of {length} bytes was announced, at most {limit} are read")
         try:
             return self._decoder.decode(self.receive_bytes(length))
@@ -186,11 +209,16 @@ class Stream:
         return StreamBroken(f"the peer closed the connection: {error.strerror or error}")
 
     def send_file(self, file: int, start: int, count: int) -> None:
-        """Send so many bytes of an open file, from `start` on, by the kernel and without a copy of them."""
+        """Send so many bytes of an open file, from `start` on; without TLS by the kernel and without a copy of them."""
+        memory = memoryview(bytearray(min(count, CHUNK) if isinstance(self._socket, TlsSocket) else 0))
         while count > 0:
             self._check_time()
             try:
-                sent = os.sendfile(self._socket.fileno(), file, start, min(count, CHUNK))
+                if memory:
+                    sent = os.preadv(file, [memory[: min(count, CHUNK)]], start)
+                    self._socket.sendall(memory[:sent])
+                else:
+                    sent = os.sendfile(self._socket.fileno(), file, start, min(count, CHUNK))
             except OSError as error:
                 raise self._unsent(error) from error
             if sent == 0:
@@ -250,15 +278,21 @@ class Stream:
         except OSError:
             pass  # it is closed already
 
-    def release(self) -> socket.socket:
+    def release(self) -> Connected:
         """The socket, without limits: it is the caller's from here on."""
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", 0, 0))
+        limit_calls(self._socket, 0)
         return self._socket
 
     def close(self) -> None:
         """Close it. By the thread that uses it, so that the descriptor's number is not reused under it."""
         self._socket.close()
+
+
+def limit_calls(connected: Connected, seconds: float) -> None:
+    """How long one system call may wait; 0: for ever."""
+    packed = kernel_time(seconds)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, packed)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed)
 
 
 class Piece:

@@ -32,6 +32,7 @@ from torchrelay.worker.transfer.request import (
 from torchrelay.worker.transfer.serving import EXAMPLE, LANE, RECORD, STATE, VALUES, StateServer
 from torchrelay.worker.transfer.slices import Body, SlicedDigest
 from torchrelay.worker.transfer.stream import READ, SEND, TAKE, Serving, Stream, StreamBroken
+from torchrelay.worker.transfer.tls import Tls
 
 __all__ = [
     "STALL_S",
@@ -88,9 +89,10 @@ def fetch_record(
     *,
     cancel: Cancel | None = None,
     stall_s: float = STALL_S,
+    tls: Tls | None = None,
 ) -> bytes:
     """The record of `point`, from the first source that gives it. Raises `TransferFailed` of the last one tried."""
-    request = Request(secret, generation, point, RECORD, time.monotonic() + timeout_s, stall_s, cancel or Cancel())
+    request = Request(secret, generation, point, RECORD, time.monotonic() + timeout_s, stall_s, cancel or Cancel(), tls)
     return request.from_any(sources, _take_bytes)
 
 
@@ -102,26 +104,39 @@ def fetch_values(
     timeout_s: float = 60.0,
     *,
     cancel: Cancel | None = None,
+    tls: Tls | None = None,
 ) -> bytes:
     """Plain values of the state at `point` (see `returned`). Raises `TransferFailed` of the last source tried."""
-    request = Request(secret, generation, point, VALUES, time.monotonic() + timeout_s, STALL_S, cancel or Cancel())
+    request = Request(secret, generation, point, VALUES, time.monotonic() + timeout_s, STALL_S, cancel or Cancel(), tls)
     return request.from_any(sources, _take_bytes)
 
 
 def fetch_example(
-    sources: Sequence[Source], secret: bytes, timeout_s: float = 10.0, *, cancel: Cancel | None = None
+    sources: Sequence[Source],
+    secret: bytes,
+    timeout_s: float = 10.0,
+    *,
+    cancel: Cancel | None = None,
+    tls: Tls | None = None,
 ) -> bytes:
     """What steps are called with, from the first source that can tell. Raises `TransferFailed` if none can."""
     deadline = time.monotonic() + timeout_s
-    request = Request(secret, Generation(0), START, EXAMPLE, deadline, STALL_S, cancel or Cancel())
+    request = Request(secret, Generation(0), START, EXAMPLE, deadline, STALL_S, cancel or Cancel(), tls)
     return request.from_any(sources, _take_bytes)
 
 
 def open_lane(
-    address: str, secret: bytes, generation: Generation, purpose: str, own: Rank, deadline: float, cancel: Cancel
+    address: str,
+    secret: bytes,
+    generation: Generation,
+    purpose: str,
+    own: Rank,
+    deadline: float,
+    cancel: Cancel,
+    tls: Tls | None = None,
 ) -> Stream:
     """A connection, proved, over which rank `own` sends what this purpose asks for. Raises `StreamBroken`."""
-    request = Request(secret, generation, START, f"{LANE}{purpose} {own}", deadline, STALL_S, cancel)
+    request = Request(secret, generation, START, f"{LANE}{purpose} {own}", deadline, STALL_S, cancel, tls)
     stream = request.connect(Source(own, address))
     try:
         cancel.attach(stream)
@@ -136,10 +151,17 @@ def open_lane(
 
 @contextmanager
 def ask_for(
-    source: Source, secret: bytes, generation: Generation, point: Point, want: str, deadline: float, cancel: Cancel
+    source: Source,
+    secret: bytes,
+    generation: Generation,
+    point: Point,
+    want: str,
+    deadline: float,
+    cancel: Cancel,
+    tls: Tls | None = None,
 ) -> Iterator[Stream]:
     """A connection on which both have proved themselves, and `want` is granted. Raises `StreamBroken`."""
-    request = Request(secret, generation, point, want, deadline, STALL_S, cancel)
+    request = Request(secret, generation, point, want, deadline, STALL_S, cancel, tls)
     stream = request.connect(source)
     try:
         cancel.attach(stream)
@@ -172,11 +194,13 @@ def fetch_state(
     timeout_s: float = 600.0,
     cancel: Cancel | None = None,
     stall_s: float = STALL_S,
+    tls: Tls | None = None,
 ) -> Received:
     """Take the state at `point` into `state`, and commit it if its digest is right.
 
     From the first source that answers, or, if it is large and lies on another machine, from all of them at once.
     `want`: another name for a state that is kept elsewhere, as in `snapshot_upload`; it comes from one.
+    `tls`: of this process, if what goes between workers is encrypted; the sources then have it, too.
     `host`: our own; who is there as well is asked first. `failed`: is told, from any thread, of a source whose digest
     differed while others bring what it should have brought.
 
@@ -184,7 +208,7 @@ def fetch_state(
     tried. `state` may then be half overwritten, and only another state makes it whole.
     """
     start = time.monotonic()
-    request = Request(secret, generation, point, want, start + timeout_s, stall_s, cancel or Cancel())
+    request = Request(secret, generation, point, want, start + timeout_s, stall_s, cancel or Cancel(), tls)
     near = sorted(sources, key=lambda source: source.address.rpartition(":")[0] != host)
     arrival = _Arrival(request, near, state, progress, failed)
     digest, size, shares = request.from_any(near, arrival.take, until=lambda: arrival.gathered)

@@ -21,6 +21,7 @@ from torchrelay.worker.peers.lanes import ALIVE_S, Ends, Lanes, Parted, limit_wa
 from torchrelay.worker.peers.rounds import GATE, Rounds, partners
 from torchrelay.worker.process_groups import groups
 from torchrelay.worker.transfer.request import STALL_S
+from torchrelay.worker.transfer.tls import Tls, TlsSocket
 from torchrelay.worker.transfer.transfer import StateServer
 
 DEADLINE_S = 30.0
@@ -29,10 +30,11 @@ DEADLINE_S = 30.0
 class Circle:
     """Ranks in one process, each with its thread."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, *, encrypts: bool) -> None:
         self.world, self.store, self.secret = world, HashStore(), trust.new_secret()
-        self.servers = [StateServer(self.secret) for _ in range(world)]
-        self.lanes = [Lanes() for _ in range(world)]
+        tls = [Tls() if encrypts else None for _ in range(world)]
+        self.servers = [StateServer(self.secret, tls=one) for one in tls]
+        self.lanes = [Lanes(one) for one in tls]
         self.rounds = [Rounds() for _ in range(world)]
         self.ends: dict[int, Ends] = {}
         for server, lanes in zip(self.servers, self.lanes, strict=True):
@@ -73,12 +75,12 @@ class Circle:
         self.pool.shutdown()
 
 
-@pytest.fixture
-def make() -> Iterator[Callable[[int], Circle]]:
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Circle]]:
     made: list[Circle] = []
 
     def one(world: int) -> Circle:
-        made.append(Circle(world))
+        made.append(Circle(world, encrypts=request.param))
         made[-1].connect()
         return made[-1]
 
@@ -217,7 +219,9 @@ def test_an_exception_of_the_scripts_own_stays_what_it_is_and_leaves_nobody_in_b
     main = threading.get_ident()
 
     def when_it_waits() -> None:
-        ring.ends[1].by[Rank(0)].recv(1, socket.MSG_PEEK)  # it has told us, and hears nothing
+        lane = ring.ends[1].by[Rank(0)]
+        below = lane._socket if isinstance(lane, TlsSocket) else lane
+        below.recv(1, socket.MSG_PEEK)  # it has told us, and hears nothing
         signal.pthread_kill(main, signal.SIGUSR2)
 
     known = signal.signal(signal.SIGUSR2, handler)

@@ -19,6 +19,7 @@ from torchrelay.wire.trust import trust
 from torchrelay.worker.peers import snapshot_upload
 from torchrelay.worker.transfer.serving import SHELVE, SNAPSHOT, StateServer
 from torchrelay.worker.transfer.stream import Ask, Stream, StreamBroken
+from torchrelay.worker.transfer.tls import Tls
 from torchrelay.worker.transfer.transfer import Cancel, ask_for
 
 SECRET = trust.new_secret()
@@ -33,11 +34,12 @@ def snapshot(step: int) -> Snapshot:
 class Node:
     """A snapshot store, and the server of a worker beside it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tls: Tls | None) -> None:
         folder.mkdir()
+        self.tls = tls
         self.snapshot_store: SnapshotStore = snapshot_store_in(folder)
         self.heard = NOW
-        self.server = StateServer(SECRET)
+        self.server = StateServer(SECRET, tls=tls)
         self.server.shelve = self._shelve
         self.files = folder / "snapshots"
 
@@ -57,17 +59,18 @@ class Node:
         return kept
 
 
-@pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def nodes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node]]:
     with ExitStack() as stack:
-        found = Node(tmp_path / "own"), Node(tmp_path / "buddy")
+        own, buddy = (Tls() if request.param else None for _ in range(2))
+        found = Node(tmp_path / "own", own), Node(tmp_path / "buddy", buddy)
         for node in found:
             stack.callback(node.server.close)
         yield found
 
 
 def give(kept: Kept, to: Node, step: int, keep: Point | None = None) -> str:
-    return snapshot_upload.upload_snapshot(to.server.address, SECRET, NOW, snapshot(step), kept, keep, Cancel())
+    return snapshot_upload.upload_snapshot(to.server.address, SECRET, NOW, snapshot(step), kept, keep, Cancel(), to.tls)
 
 
 def ended(node: Node) -> tuple[Snapshot, ...] | None:
@@ -152,7 +155,7 @@ def test_it_is_handed_out_again(nodes: tuple[Node, Node]) -> None:
     kept = own.put(10)
     give(kept, buddy, 10)
     source, until = Source(Rank(2), buddy.server.address), time.monotonic() + 20
-    with ask_for(source, SECRET, NOW, Point(10), f"{SNAPSHOT}2 0", until, Cancel()) as stream:
+    with ask_for(source, SECRET, NOW, Point(10), f"{SNAPSHOT}2 0", until, Cancel(), buddy.tls) as stream:
         assert bytes(stream.receive_bytes(len(HEAD + BODY))) == HEAD + BODY
         assert bytes(stream.receive_bytes(16)) == kept.digest
 
@@ -162,6 +165,6 @@ def test_one_that_is_not_there_is_refused(nodes: tuple[Node, Node]) -> None:
     source, until = Source(Rank(2), buddy.server.address), time.monotonic() + 20
     with (
         pytest.raises(StreamBroken, match="there is no snapshot 2 0"),
-        ask_for(source, SECRET, NOW, Point(11), f"{SNAPSHOT}2 0", until, Cancel()),
+        ask_for(source, SECRET, NOW, Point(11), f"{SNAPSHOT}2 0", until, Cancel(), buddy.tls),
     ):
         pass
