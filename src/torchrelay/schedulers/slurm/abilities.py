@@ -15,6 +15,7 @@ COMMENT_ONCE_BEFORE: Version = (23, 2, 0)
 # In each series slurmctld could crash after a job was resized before this release.
 SAFE_RESIZE: tuple[Version, ...] = ((23, 2, 7), (23, 11, 8), (24, 5, 0))
 FORBIDDEN = "disable_job_shrink"
+CHANGED_ONCE = "without slurmdbd a job can be shrunk once, and not be changed afterwards"
 
 
 class Ability(Struct, frozen=True, kw_only=True):
@@ -71,7 +72,7 @@ def may_shrink(site: Site, *, at_our_risk: bool = False) -> Ability:
         )
         return Ability(able=False, why=why, remedy="Slurm 23.02.7, 23.11.8, 24.05 or later does not")
     if is_changed_once(site):
-        why = f"{version_text(site.version)} without slurmdbd: a job can be shrunk once, and not be changed afterwards"
+        why = f"{version_text(site.version)}: {CHANGED_ONCE}"
         return Ability(able=True, why=why, remedy="accounting by slurmdbd, or Slurm 23.02 or later, lifts this")
     return Ability(able=True, why="a bad node is given back while the job runs")
 
@@ -130,9 +131,9 @@ def may_drain(site: Site, user: str, uid: int, level: str = "") -> Ability:
 def saw_no_kill(script: str, submit_line: str, environ: dict[str, str]) -> Ability:
     """Whether the job was asked for with --no-kill, without which Slurm ends it together with a node."""
     remedy = "put `#SBATCH --no-kill` into the script, and --no-kill behind its srun"
-    for where, text in (("the batch script", script), ("the submitting command", submit_line)):
-        lines = text.splitlines() if text is not script else [x for x in text.splitlines() if x.startswith("#SBATCH")]
-        if any(word in ("--no-kill", "-k") for line in lines for word in line.split()):
+    header = "\n".join(line for line in script.splitlines() if line.startswith("#SBATCH"))
+    for where, text in (("the batch script", header), ("the submitting command", submit_line)):
+        if {"--no-kill", "-k"} & set(text.split()):
             return Ability(able=True, why=f"seen in {where}")
     if any(name in environ for name in ("SBATCH_NO_KILL", "SLURM_NO_KILL", "SALLOC_NO_KILL")):
         return Ability(able=True, why="set in the environment")

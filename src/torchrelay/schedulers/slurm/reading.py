@@ -219,7 +219,7 @@ COLUMNS = "%i|%T|%P|%e|%r|%N|%j|%k"
 
 def rows_of(text: str) -> list[JobRow]:
     """`squeue -h -o COLUMNS`; an empty queue is no error. Raises `Unreadable`."""
-    rows = []
+    rows = list[JobRow]()
     for line in text.splitlines():
         parts = line.split("|", 7)
         if len(parts) < 8 or not re.match(r"\d", parts[0]):
