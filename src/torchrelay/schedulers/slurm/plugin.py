@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from torchrelay.protocol.messages.ids import NodeId
-from torchrelay.schedulers.local import FIRST_KEY, read_file, write_file
+from torchrelay.schedulers.local import read_file, write_file
 from torchrelay.schedulers.port import (
     Caps,
     ClusterView,
@@ -37,11 +37,11 @@ from torchrelay.schedulers.slurm import abilities, asking, judging
 from torchrelay.schedulers.slurm.abilities import Site
 from torchrelay.schedulers.slurm.asking import Need
 from torchrelay.schedulers.slurm.commands import CommandFailed, Commands
-from torchrelay.schedulers.slurm.giving_back import Patience, give_back_satellites
+from torchrelay.schedulers.slurm.holdings import Looker, Patience, give_back_satellites
 from torchrelay.schedulers.slurm.hostlists import compress
-from torchrelay.schedulers.slurm.judging import HELD, Sight
+from torchrelay.schedulers.slurm.judging import Sight
 from torchrelay.schedulers.slurm.queries import GONE, Queries, user_name
-from torchrelay.schedulers.slurm.reading import JobRecord, JobRow, NodeRecord, Reservation
+from torchrelay.schedulers.slurm.reading import JobRecord, NodeRecord
 
 RECORD = "slurm.json"
 OTHERS = "others"  # the grant of nodes that other people's jobs are on
@@ -49,7 +49,6 @@ POLL_S = 2.0
 SLOWEST_POLL_S = 30.0
 # slurmctld is left alone for so many times as long as it needed to answer.
 REST = 20
-RESERVATIONS_S = 60.0
 WAIT_S = 0.5  # between two looks at a satellite that somebody else has asked for
 UPDATE_S = 10.0  # for a change of a job: 22.05 tries one that it cannot make again and again
 MORE_S = 5.0  # salloc ends its own waiting; so much later we do
@@ -100,7 +99,7 @@ class SlurmScheduler:
         self._listeners = list[asyncio.Queue[SchedulerEvent | None]]()
         self._poller: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self._reservations, self._reservations_at = list[Reservation](), -math.inf
+        self._looker = Looker(queries, job.job)
         self._released, self._started = set[NodeId](), set[str]()
         self._unwanted, self._asking = set[str](), set[asyncio.Task[object]]()
         self._roster: Roster | None = None
@@ -119,7 +118,7 @@ class SlurmScheduler:
             self.caps, shrink=bool(shrink.able), report_bad=bool(drain.able),
             preempt=bool(wishes.yields) and preempt.able is not False,
         )  # fmt: skip
-        self._sight = await self._see()
+        self._sight = await self._looker.see(time.time(), self._unwanted)
 
     # ------------------------------------------------------------ the port: looking
 
@@ -171,7 +170,7 @@ class SlurmScheduler:
     async def _look(self) -> Sight:
         """One look: what has changed is told, and what must not be is cancelled."""
         async with self._looking:
-            before, after = self._sight, await self._see()
+            before, after = self._sight, await self._looker.see(time.time(), self._unwanted)
             self._sight = after
             self._released &= set(before.held) | set(after.held)
             for event in judging.differences(before, after, time.time(), frozenset(self._released)):
@@ -183,50 +182,6 @@ class SlurmScheduler:
         for job in after.surplus:
             await self._cancel(job)
         return after
-
-    async def _see(self) -> Sight:
-        """Ask Slurm: nodes, our jobs, notices to them, now and then reservations."""
-        main = self._job.job
-        nodes = {record.name: record for record in await self._queries.nodes()}
-        rows = await self._queries.queue()
-        own = next((row for row in rows if row.job == main and row.state in HELD), None)
-        if own is None:
-            await self._must_have_ended(main)
-        satellites, waiting, surplus = asking.sorted_out(rows, main)
-        late = [row for row in satellites if row.name in self._unwanted]
-        running = [*([] if own is None else [own]), *(row for row in satellites if row not in late)]
-        notices = await self._queries.notices(row.job for row in running) if running else {}
-        now = time.time()
-        await self._see_reservations(now)
-        grants, leaves = list[Grant](), dict[NodeId, judging.Leave]()
-        for row in running:
-            key = FIRST_KEY if row.job == main else asking.key_of(row)
-            grant = Grant(grant=str(row.job), key=key, nodes=tuple(NodeId(node) for node in row.nodes))
-            grants.append(grant)
-            end = judging.end_of(row, notices.get(row.job), now)
-            leaves |= judging.leaves_of(grant, nodes, end, self._reservations, now)
-        surplus = (*surplus, *(row.job for row in late))
-        return Sight(nodes=nodes, grants=tuple(grants), leaves=leaves, waiting=waiting, surplus=surplus)
-
-    async def _must_have_ended(self, main: int) -> None:
-        """The queue does not list our own job: that is true only if Slurm says of the job itself that it has ended."""
-        try:
-            record = await self._queries.job(main)
-        except CommandFailed as error:
-            if GONE in error.said.lower():
-                return
-            raise
-        if record.state in HELD:
-            raise SchedulerError(f"`squeue` does not list job {main}, and `scontrol show job` says {record.state}")
-
-    async def _see_reservations(self, now: float) -> None:
-        if now - self._reservations_at < RESERVATIONS_S:
-            return
-        self._reservations_at = now
-        try:
-            self._reservations = await self._queries.reservations()
-        except SchedulerError as error:
-            log.warning("maintenance ahead cannot be seen: %s", error)
 
     def _view(self, record: NodeRecord, grant: str | None) -> NodeView:
         node = NodeId(record.name)
@@ -240,7 +195,7 @@ class SlurmScheduler:
     # ------------------------------------------------------------ the port: asking
 
     async def acquire(self, request: SpareRequest) -> Grant:
-        """A satellite, and an agent on it. Asking again with a key never makes a second one. Raises `SchedulerError`."""
+        """A satellite with an agent. Asking again with its key never makes a second one. Raises `SchedulerError`."""
         if request.source is SpareSource.DEDICATED:
             raise SchedulerError("dedicated spares are in the job from the start: submit it with more --nodes")
         name = asking.satellite_name(self._job.name, self._job.job, request.key)
@@ -373,8 +328,8 @@ class SlurmScheduler:
         """Give nodes of a job back. Nothing else in it is disturbed."""
         staying = f"{compress(leaving)} stays in job {grant.grant}, unused"
         if not self.caps.shrink:
-            why = abilities.may_shrink(self._site, at_our_risk=self._wishes.shrink_risk)
-            raise SchedulerError(f"{staying}: {why.why}; {why.remedy}")
+            told = abilities.may_shrink(self._site, at_our_risk=self._wishes.shrink_risk)
+            raise SchedulerError(f"{staying}: {told.why}; {told.remedy}")
         record = await self._queries.job(int(grant.grant))
         # Slurm keeps the node of the batch script; a satellite has none.
         fixed = [node for node in leaving if node == record.batch_host and grant.grant == str(self._job.job)]
@@ -404,8 +359,7 @@ class SlurmScheduler:
         """Change a job of ours."""
         main = job == self._job.job
         if main and self._unchangeable:
-            why = abilities.may_shrink(self._site, at_our_risk=True)
-            raise CommandFailed(f"{why.why}; {why.remedy}", command="scontrol", said=why.why)
+            raise CommandFailed(abilities.CHANGED_ONCE, command="scontrol", said=abilities.CHANGED_ONCE)
         try:
             await self._queries.commands.run("scontrol", "update", f"JobId={job}", change, deadline_s=UPDATE_S)
         except CommandFailed as error:

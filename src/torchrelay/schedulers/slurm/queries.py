@@ -1,4 +1,4 @@
-"""Queries: what Slurm is asked, and the answer as values; what cannot be read is a `SchedulerError` with the command."""
+"""Queries: what Slurm is asked, and its answers as values. One that cannot be read is an error with the command."""
 
 from __future__ import annotations
 
