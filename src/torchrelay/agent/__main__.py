@@ -163,6 +163,20 @@ def obey_starter(agent: Agent, starter: Starter) -> None:
     loop.add_reader(STDIN_DESCRIPTOR, look)
 
 
+async def print_apart(agent: Agent, log: Path) -> None:
+    """Once attached, what this agent and its forkserver print goes into a file of this machine.
+
+    Whoever started us may stop reading (srun, when its machine is lost): then what is printed there would wait.
+    """
+    while not agent.uplink.connected:
+        await asyncio.sleep(PARENT_S)
+    logger.info("attached: from here on, see %s", log)
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    for printed in (1, 2):
+        os.dup2(descriptor, printed)
+    os.close(descriptor)
+
+
 async def serve(options: argparse.Namespace, folder: Path, launch: Launch, parent: int) -> int:
     site = Site(
         node=NodeId(options.node),
@@ -180,6 +194,9 @@ async def serve(options: argparse.Namespace, folder: Path, launch: Launch, paren
 
     agent = Agent(site, launch, where=address_book(options), token=token)
     watching = asyncio.create_task(watch_parent(agent, parent)) if options.tied else None
+    apart = None
+    if options.held is not None and options.own_log:
+        apart = asyncio.create_task(print_apart(agent, site.logs / f"agent-{site.node}.log"))
     if site.held is not None and options.token_file == STDIN:
         obey_starter(agent, options.starter)
     try:
@@ -189,8 +206,9 @@ async def serve(options: argparse.Namespace, folder: Path, launch: Launch, paren
         logging.shutdown()
         os._exit(DEFECT)  # in order, the event loop would kill the forkserver, and with it the workers
     finally:
-        if watching is not None:
-            watching.cancel()
+        for task in (watching, apart):
+            if task is not None:
+                task.cancel()
 
 
 def main(arguments: list[str] | None = None) -> int:

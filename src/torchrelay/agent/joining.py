@@ -271,6 +271,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="", metavar="ADDRESS", help="on which its workers listen (found out)")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="for logs and code (/tmp/torchrelay-UID/JOB-ID/NODE)")
     parser.add_argument(
+        "--own-log",
+        action="store_true",
+        help="once attached, print into its own log and no more to whoever started it, who may not read for ever",
+    )
+    parser.add_argument(
         "--forsaken",
         type=float,
         default=600.0,

@@ -37,11 +37,19 @@ class Keeper:
     """Starts an orchestrator, and starts it again on the same port and journal whenever it ends unasked."""
 
     def __init__(
-        self, run_dir: Path, port: int, host: str = "127.0.0.1", inside: Path | None = None, *, tls: bool = False
+        self,
+        run_dir: Path,
+        port: int,
+        host: str = "127.0.0.1",
+        inside: Path | None = None,
+        *,
+        tls: bool = False,
+        further: tuple[str, ...] = (),
     ) -> None:
         self._run_dir = run_dir
         self._port = port
         self._host = host
+        self._further = further  # flags of it
         self._tls = tls  # only with the run's passes
         self.held = pass_of(run_dir, Role.OPERATOR) if tls else None
         self._inside = inside  # where it listens besides, for its owner only
@@ -157,6 +165,7 @@ class Keeper:
         port = 0 if self._take_over else port  # the one that was left behind may have it still
         command = [sys.executable, "-P", "-m", "torchrelay.orchestrator", "--run-dir", str(self._run_dir)]
         command += ["--host", self._host, "--port", str(port), "--kept", *["--take-over"] * self._take_over]
+        command += self._further
         if self._tls:
             command.append("--tls")
         if self._inside is not None:

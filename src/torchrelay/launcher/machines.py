@@ -1,6 +1,7 @@
 """Machines: nodes of a run that are machines of their own, and how their agents come to be there.
 
     --hosts a,b,c    each agent is started by ssh; the pass goes over its standard input, never in a command line
+    in a Slurm job   each agent is started by srun, in the same way: see `allocation`
     --by-hand        somebody starts them: `torchrelay agent --join HOST:PORT --token-file F` on each
 
 Either way nothing is shared but the connections. These are encrypted, and checked both ways by the job's own authority.
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchrelay.client.runs import NotPossible
+from torchrelay.launcher.allocation import step_command
 from torchrelay.protocol.messages.ids import SAFE_ID, NodeId
 from torchrelay.wire.trust.passes import Role, pass_of
 
@@ -66,6 +68,7 @@ class Machines:
     hosts: tuple[Host, ...]
     address: str  # of this machine, for the others
     ssh: tuple[str, ...] = (SSH,)
+    slurm_job: int = 0  # whose nodes they are; 0: nobody's
 
     def host(self, node: NodeId) -> Host:
         return next(host for host in self.hosts if host.node == node)
@@ -75,6 +78,8 @@ class Machines:
         host = self.host(node)
         words = [sys.executable, "-P", "-m", "torchrelay.cli.main", "agent", "--join", join, "--token-file", "-"]
         words += ["--node", node, "--slots", str(slots)]
+        if self.slurm_job:
+            return step_command(self.slurm_job, node, [*words, "--own-log"])
         if is_this_machine(host.address):
             return words
         flags = SSH_FLAGS if self.ssh[0].rpartition("/")[2] == SSH else ()

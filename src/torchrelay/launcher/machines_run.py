@@ -20,7 +20,7 @@ from torchrelay.launcher.plan import Plan
 from torchrelay.launcher.renewal import Renewal
 from torchrelay.launcher.voice import Voice
 from torchrelay.protocol.messages.ids import NodeId
-from torchrelay.schedulers.local import FIRST_KEY, LocalScheduler
+from torchrelay.schedulers.local import BY_SRUN, BY_SSH, FIRST_KEY, LocalScheduler
 from torchrelay.schedulers.network import Isolation
 from torchrelay.schedulers.port import SpareRequest
 from torchrelay.wire.files.launch import ENCRYPTING, Launch
@@ -45,8 +45,14 @@ class MachinesRun(LocalRun):
         assert plan.machines is not None, "this run has machines"
         self.machines: Machines = plan.machines
         self.slots = slots_of(plan, self.machines)
-        self.keeper = Keeper(plan.run_dir, plan.port, self.machines.address, folder / INSIDE, tls=True)
-        self.scheduler = LocalScheduler(plan.run_dir, self.agent_command, dict(self.slots), words=self.pass_words)
+        job = self.machines.slurm_job
+        further = ("--slurm", str(job)) if job else ()
+        self.keeper = Keeper(plan.run_dir, plan.port, self.machines.address, folder / INSIDE, tls=True, further=further)
+        # What ends an ssh ends the way to an agent; what ends an srun, the agent and its workers.
+        way = BY_SRUN if job else BY_SSH
+        self.scheduler = LocalScheduler(
+            plan.run_dir, self.agent_command, dict(self.slots), words=self.pass_words, way=way
+        )
         self._lost: set[NodeId] = set()
 
     def make_trust(self) -> None:

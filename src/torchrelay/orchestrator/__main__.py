@@ -26,11 +26,21 @@ from torchrelay.orchestrator.http.changes import look_for_freezes, watch_freezes
 from torchrelay.orchestrator.http.door import Door, Strangers, be_brief
 from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.orchestrator.store.journal import Journal, JournalRefused, JournalUnavailable, Superseded
-from torchrelay.protocol.messages.ids import JobId
+from torchrelay.protocol.messages.events import Event, TaintCleared, TaintSet
+from torchrelay.protocol.messages.ids import JobId, NodeId
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.schedulers.local import LocalScheduler
-from torchrelay.schedulers.port import Place, Roster, Scheduler, SchedulerError
+from torchrelay.schedulers.port import (
+    Health,
+    NodeLeaving,
+    NodeReturned,
+    Place,
+    Roster,
+    Scheduler,
+    SchedulerError,
+)
+from torchrelay.schedulers.slurm.plugin import open_slurm
 from torchrelay.wire.files.descriptors import allow_many
 from torchrelay.wire.files.ownlog import OwnLog
 from torchrelay.wire.trust.passes import Role, pass_of, server_context
@@ -61,6 +71,7 @@ def options_of(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--take-over", action="store_true", help="although another one holds the journal: it is stuck")
     parser.add_argument("--kept", action="store_true", help="whoever started this one starts it again when it ends")
     parser.add_argument("--journal", default="", metavar="NAME", help="the journal that the run had: no other will do")
+    parser.add_argument("--slurm", type=int, metavar="JOB", help="the Slurm job on whose nodes the agents are")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds that a stopped worker waits for orders")
     return parser.parse_args(words)
 
@@ -127,7 +138,7 @@ async def run(options: argparse.Namespace) -> str:
             inside = await listen_inside(runner, options.socket)
             write_endpoint(run_dir, Endpoint(url=url, pid=journal.anchors[-1].pid, journal=journal.name, socket=inside))
             log.info("listening on %s", url)
-            await serve(service, LocalScheduler(run_dir), run_dir)
+            await serve(service, options.slurm, run_dir)
         finally:
             await door.close()
             await runner.cleanup()
@@ -180,11 +191,14 @@ async def listen_inside(runner: web.AppRunner, path: Path | None) -> str:
     return str(path)
 
 
-async def serve(service: Orchestrator, scheduler: LocalScheduler, run_dir: Path) -> None:
+async def serve(service: Orchestrator, slurm_job: int | None, run_dir: Path) -> None:
     """The service and what goes with it. If one of them fails, all end."""
+    local = LocalScheduler(run_dir)
     async with asyncio.TaskGroup() as group:
         beside = [
-            group.create_task(publish_rosters(service, scheduler)),
+            group.create_task(
+                publish_rosters(service, local) if slurm_job is None else under_slurm(service, slurm_job, run_dir)
+            ),
             group.create_task(watch_freezes(service, run_dir)),
             group.create_task(collect_in_peace(service)),
         ]
@@ -229,6 +243,7 @@ async def collect_in_peace(service: Orchestrator) -> None:
 # Each new roster is written into the scheduler's own record, apart from the path of a recovery.
 
 RETRY_S = 5.0
+SLURM = "slurm"  # key and source of its taints
 
 
 def roster_of(cluster: Cluster, job: Job) -> Roster:
@@ -264,6 +279,76 @@ async def publish_rosters(service: Orchestrator, scheduler: Scheduler) -> None:
             await asyncio.sleep(RETRY_S)
         else:
             await news.wait()
+
+
+# ---------------------------------------------------------------- what Slurm does with the nodes
+
+SLURM_RETRY_S = 10.0
+
+
+async def under_slurm(service: Orchestrator, job: int, run_dir: Path) -> None:
+    """What Slurm says of our nodes becomes taints, and it is told who is where. Never returns.
+
+    Without Slurm training goes on: it is asked again, and what it said before holds.
+    """
+    told = ""
+    while True:
+        try:
+            async with open_slurm(job, run_dir) as scheduler:
+                log.info("Slurm job %d: %s", job, scheduler.caps)
+                told = ""
+                publishing = asyncio.create_task(publish_rosters(service, scheduler))
+                try:
+                    await heed(service, scheduler)
+                finally:
+                    publishing.cancel()
+                    await asyncio.gather(publishing, return_exceptions=True)
+        except SchedulerError as error:
+            if str(error) != told:
+                log.warning("Slurm cannot be asked: %s; drains are not seen meanwhile", error)
+            told = str(error)
+        await asyncio.sleep(SLURM_RETRY_S)
+
+
+async def heed(service: Orchestrator, scheduler: Scheduler) -> None:
+    """Taints for nodes that are to be left, and no more for those that are well again."""
+    watching = scheduler.watch()
+    view = await scheduler.snapshot()
+    ours = {node.node: node for node in view.nodes if any(node.node in grant.nodes for grant in view.grants)}
+    for node in ours.values():
+        settle_node(service, node.node, node.reason if node.health is Health.LEAVING else "")
+    async for event in watching:
+        match event:
+            case NodeLeaving(node=name, reason=reason):
+                view = await scheduler.snapshot()
+                held = {each for grant in view.grants for each in grant.nodes}
+                if all(each.health is not Health.HEALTHY for each in view.nodes if each.node in held):
+                    # There is nowhere to go, and taints would keep spares from standing in until then.
+                    log.warning("the whole job is to end: %s", reason)
+                    continue
+                settle_node(service, name, reason)
+            case NodeReturned(node=name):
+                settle_node(service, name, "")
+            case _:
+                log.info("Slurm: %s", event)
+
+
+def settle_node(service: Orchestrator, node: NodeId, reason: str) -> None:
+    """A taint with this reason, or none."""
+    lies = (node, None, SLURM) in service.cluster.taints
+    if reason:
+        event: Event = TaintSet(node=node, key=SLURM, reason=reason, source=SLURM)
+    elif lies:
+        event = TaintCleared(node=node, key=SLURM, source=SLURM)
+    else:
+        return
+    log.info("Slurm: %s: %s", node, reason or "well again")
+    service.take(event, note_refusal)
+
+
+def note_refusal(told: int | Exception) -> None:
+    if isinstance(told, Exception):
+        log.warning("what Slurm said could not be noted: %s", told)
 
 
 if __name__ == "__main__":

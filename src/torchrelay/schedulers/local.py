@@ -50,7 +50,6 @@ AGAIN_S = 0.2  # before an agent that ended soon after its start is started agai
 QUICK_S = 5.0
 END_WORD = b"end"  # over an agent's standard input, with the seconds that workers have after SIGTERM
 WORKERS_S = 5.0
-WORD_S = 3.0  # how long such a word may be on its way, and be obeyed
 CANNOT_START = 94  # an agent's exit code that will not change by trying again
 TRIES = 5
 
@@ -66,6 +65,24 @@ class Agent:
     process: asyncio.subprocess.Process
     keeper: asyncio.Task[None] | None = None
     wanted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How an agent on another machine is reached.
+
+    tied      whether the way ends with us. The agent need not
+    word_s    how long the word to end may be on its way, and be obeyed, before the way itself is ended
+    least_s   how long the end of the way may take, before it is killed
+    """
+
+    tied: bool
+    word_s: float
+    least_s: float
+
+
+BY_SSH = Way(tied=True, word_s=3.0, least_s=0.0)
+BY_SRUN = Way(tied=False, word_s=7.0, least_s=3.0)
 
 
 @dataclass
@@ -93,6 +110,7 @@ class LocalScheduler:
     command   the agent's command line for a node and its number of slots
     idle      nodes with their slots that `acquire` may give
     words     what an agent is told over its standard input: it is on another machine then
+    way       how it is reached there
     """
 
     caps = Caps(
@@ -111,10 +129,12 @@ class LocalScheduler:
         command: Callable[[NodeId, int], Sequence[str]] | None = None,
         idle: dict[NodeId, int] | None = None,
         words: Callable[[], bytes] | None = None,
+        way: Way = BY_SSH,
     ) -> None:
         self.run_dir = run_dir
         self._command = command
         self._words = words
+        self._way = way
         self._pool = Pool(idle=dict(idle or {}))
         self._closed = False
 
@@ -226,7 +246,7 @@ class LocalScheduler:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=tethered(signal.SIGTERM),
+                preexec_fn=tethered(signal.SIGTERM) if self._words is None or self._way.tied else None,
             )
         if process.stdin is not None and self._words is not None:
             process.stdin.write(self._words())  # it stays open: its end says that we are gone
@@ -263,11 +283,11 @@ class LocalScheduler:
             with suppress(ConnectionError, RuntimeError):  # it has ended, or nobody reads there
                 agent.process.stdin.write(b"%b %g\n" % (END_WORD, min(grace_s, WORKERS_S)))
             with suppress(TimeoutError):
-                async with asyncio.timeout(WORD_S):
+                async with asyncio.timeout(self._way.word_s):
                     await agent.process.wait()
         signal_child(agent.process, signal.SIGTERM)
         try:
-            async with asyncio.timeout(grace_s):
+            async with asyncio.timeout(max(grace_s, self._way.least_s)):
                 await agent.process.wait()
         except TimeoutError:
             signal_child(agent.process, signal.SIGKILL)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from torchrelay.client.runs import NotPossible
+from torchrelay.launcher.allocation import allocation_in
 from torchrelay.launcher.machines import SSH, Host, Machines, own_address, parse_hosts, read_hostfile
+from torchrelay.protocol.messages.ids import NodeId
 
 BAD_ARGUMENTS = 2
 
@@ -18,6 +21,12 @@ def add_machines(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--hostfile", type=Path, metavar="F", help="the same from a file, a host a line (slots=N)")
     group.add_argument("--by-hand", action="store_true", help="agents are started by somebody: torchrelay agent --join")
     group.add_argument("--host", default="", metavar="ADDRESS", help="of this machine, for the others (found out)")
+    group.add_argument(
+        *("--no-slurm", "--no_slurm"),
+        action="store_true",
+        dest="no_slurm",
+        help="in a Slurm job of several nodes, too, all is on this machine",
+    )
     group.add_argument("--ssh", default=SSH, metavar="COMMAND", help="what starts an agent on a host (ssh)")
     group.add_argument(
         "--export",
@@ -33,8 +42,12 @@ def add_machines(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def hosts_of(given: argparse.Namespace) -> tuple[Host, ...] | None:
-    """The hosts; empty if agents are started by hand; None: all is on this machine. Raises `NotPossible`."""
+def hosts_of(given: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Host, ...] | None:
+    """The hosts; empty if agents are started by hand; None: all is on this machine. Raises `NotPossible`.
+
+    In a Slurm job of several nodes they are its nodes, unless another way, or this machine alone, is asked for.
+    """
+    given.slurm_job = 0
     ways = [
         flag
         for flag, wanted in (
@@ -46,6 +59,9 @@ def hosts_of(given: argparse.Namespace) -> tuple[Host, ...] | None:
     ]
     if len(ways) > 1:
         raise NotPossible(f"{' and '.join(ways)}: give one of them", BAD_ARGUMENTS)
+    if not ways and not given.isolate and not given.no_slurm and (found := allocation_in(environ)) is not None:
+        given.slurm_job = found.job
+        return tuple(Host(node, NodeId(node)) for node in found.nodes)
     if not ways:
         for words, wanted in (
             (f"--host {given.host}", given.host),
@@ -53,7 +69,9 @@ def hosts_of(given: argparse.Namespace) -> tuple[Host, ...] | None:
             ("--plain-transfer", given.plain_transfer),
         ):
             if wanted:
-                raise NotPossible(f"{words}: only with --hosts, --hostfile or --by-hand", BAD_ARGUMENTS)
+                raise NotPossible(
+                    f"{words}: only with --hosts, --hostfile or --by-hand, or in a Slurm job", BAD_ARGUMENTS
+                )
         return None
     if given.isolate:
         raise NotPossible(f"--isolate pretends nodes on this machine: leave {ways[0]} out", BAD_ARGUMENTS)
@@ -83,4 +101,4 @@ def machines_of(given: argparse.Namespace, hosts: tuple[Host, ...] | None, nodes
         raise NotPossible("--ssh: give a command", BAD_ARGUMENTS)
     if not hosts and not given.host:
         raise NotPossible("--by-hand: give --host ADDRESS, under which the others reach this machine", BAD_ARGUMENTS)
-    return Machines(hosts, given.host or own_address(hosts), tuple(ssh))
+    return Machines(hosts, given.host or own_address(hosts), tuple(ssh), given.slurm_job)

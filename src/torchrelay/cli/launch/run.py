@@ -181,7 +181,7 @@ def plan(words: list[str]) -> Plan:
     if given.links and not given.isolate:
         raise NotPossible(f"--links {given.links} means nothing without --isolate", BAD_ARGUMENTS)
     check_numbers(given)
-    hosts = hosts_of(given)
+    hosts = hosts_of(given, os.environ)
     given.nodes = nodes_of(given, hosts)
     nproc, nodes = number_of_ranks(given.nproc_per_node), number_of_nodes(given.nodes)
     if hosts is None:

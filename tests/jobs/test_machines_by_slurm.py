@@ -1,0 +1,82 @@
+"""`torchrelay run` in a batch script of Slurm: it takes the nodes of its job, and loses some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import faulty
+from tests.support.jobs import Finished, differences, wait_until
+from tests.support.machines.fleet import EVIDENCE
+from tests.support.machines.harness import Machines
+from tests.support.slurm.cluster import Slurm
+from tests.support.slurm.fleet import SlurmFleet
+from tests.support.slurm.needs import needs_slurm
+from tests.support.twins import undisturbed
+
+pytestmark = [pytest.mark.timeout(300), needs_slurm, pytest.mark.slurm]
+
+SCRIPT = faulty("--steps", "100", "--pace", "0.1")
+FLAGS = ["--spare-nodes", "1", "--nproc-per-node", "1"]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[SlurmFleet]:
+    """m1 controls; m2 to m6 compute: four ranks and a spare one."""
+    evidence = tmp_path / "evidence"
+    evidence.mkdir()
+    evidence.chmod(0o777)
+    with Machines(6, shared={EVIDENCE: evidence}) as machines, Slurm(machines, tmp_path) as slurm:
+        yield SlurmFleet(slurm, evidence)
+
+
+def begun(fleet: SlurmFleet) -> None:
+    """It trains, with a warm spare, and Slurm's record of the job says who is where."""
+    fleet.start(5, FLAGS, SCRIPT)
+    fleet.until_warm(1)
+    fleet.until_steps(4)
+    wait_until("the roster in the job's comment", lambda: '"roster"' in fleet.job.comment(), deadline_s=20)
+
+
+def ended_well(fleet: SlurmFleet, tmp_path: Path) -> Finished:
+    """It has ended with the bits of the undisturbed twin, and nothing is left of it."""
+    done = fleet.end(tmp_path)
+    assert done.code == 0, done.output
+    assert differences(done, undisturbed(SCRIPT)) == []
+    assert {one["resolution"] for one in done.incidents()} <= {"clean"}
+    assert {one["steps_lost"] for one in done.incidents()} <= {0}
+    wait_until("nothing is left", lambda: fleet.left() == [], deadline_s=30)
+    return done
+
+
+def test_a_node_without_power_is_replaced_and_nothing_is_lost(fleet: SlurmFleet, tmp_path: Path) -> None:
+    begun(fleet)
+    lost = next(name for name in (fleet.where(rank) for rank in range(4)) if name != fleet.head.name)
+    fleet.slurm.cut_power(lost)
+    fleet.until("the incident is over", lambda: [one for one in fleet.ask("incidents") or () if one["resolution"]])
+    wait_until("the roster without it", lambda: f'"{lost}"' not in fleet.job.comment(), deadline_s=20)
+    done = ended_well(fleet, tmp_path)
+    assert len(done.incidents()) == 1
+    assert "[0] step 100" in done.output
+
+
+def test_a_rank_that_is_killed_is_replaced_and_nothing_is_lost(fleet: SlurmFleet, tmp_path: Path) -> None:
+    begun(fleet)
+    machine, pid = fleet.rank_process(2)
+    machine.run(["kill", "-9", str(pid)])
+    assert len(ended_well(fleet, tmp_path).incidents()) == 1
+
+
+def test_a_drained_node_is_left_and_taken_again_when_it_is_resumed(fleet: SlurmFleet, tmp_path: Path) -> None:
+    begun(fleet)
+    rank = next(rank for rank in range(4) if fleet.where(rank) != fleet.head.name)
+    home = fleet.where(rank)
+    fleet.slurm.update(home, "DRAIN", "xid 79")
+    fleet.until_at(rank, lambda node: node != home)
+    taints = fleet.verb("taints")[1]
+    assert "xid 79" in taints
+    fleet.slurm.update(home, "RESUME")
+    fleet.until("no taint any more", lambda: "xid 79" not in fleet.verb("taints")[1])
+    ended_well(fleet, tmp_path)

@@ -1,0 +1,125 @@
+"""Fleet: one job of torchrelay in one batch job of Slurm, of an ordinary user, and how a test looks at it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.jobs import Finished, read_digests, wait_until
+from tests.support.machines.fleet import CLI, EVIDENCE, REPOSITORY, RUN_DIR, at, words_of
+from tests.support.machines.machine import Machine
+from tests.support.slurm.cluster import Slurm
+from tests.support.slurm.job import Job
+from tests.support.slurm.users import USER
+from torchrelay.api.endpoint import ENDPOINT
+
+# An ordinary user, where one can run this Python at all; else root, who has no need of more rights than she has.
+NEEDED = [*REPOSITORY.parents, REPOSITORY, *Path(sys.executable).resolve().parents]
+SUBMITTER = USER if all(folder.stat().st_mode & 0o005 == 0o005 for folder in NEEDED) else None
+CODE, OUT = "/tmp/code", "/tmp/run.out"
+EXPORTS = {"TORCHRELAY_DIGESTS": EVIDENCE, "OMP_NUM_THREADS": "1"}
+
+
+class SlurmFleet:
+    """`torchrelay run` in a batch script. `evidence`: the folder in which ranks tell of their states, for the test."""
+
+    def __init__(self, slurm: Slurm, evidence: Path) -> None:
+        self.slurm, self.evidence = slurm, evidence
+        self.job: Job
+        self.head: Machine
+        self._exports: dict[str, str] = {}
+
+    def start(
+        self,
+        nodes: int,
+        flags: Sequence[str],
+        script: Sequence[str],
+        *sbatch: str,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Submit it, and wait until it runs. The batch script is on the first of the nodes."""
+        self._exports = {**EXPORTS, **(env or {})}
+        words = [f"export {name}={shlex.quote(value)}" for name, value in self._exports.items()]
+        line = shlex.join([*CLI, "run", "--run-dir", RUN_DIR, *flags, *script])
+        words += [f"cd {shlex.quote(str(REPOSITORY))}", f"{line} > {OUT} 2>&1", f"echo $? > {CODE}"]
+        self.job = self.slurm.submit(
+            "\n".join(words), f"-N{nodes}", "--exclusive", "--no-kill", *sbatch, user=SUBMITTER
+        )
+        self.job.wait("RUNNING")
+        self.head = self.slurm.nodes[self.job.batch_node()]
+
+    # ------------------------------------------------------------ looking
+
+    def said(self) -> str:
+        path = at(self.head, OUT)
+        return path.read_text() if path.exists() else ""
+
+    def ended(self) -> bool:
+        """Fails with what it printed if the run has ended too early."""
+        assert not at(self.head, CODE).exists(), self.said()[-4000:]
+        return False
+
+    def verb(self, *words: str) -> tuple[int, str, str]:
+        """A verb on the machine of the launcher, by its user: code, output, errors."""
+        done = self.slurm.run(*CLI, *words, "--run-dir", RUN_DIR, user=SUBMITTER, at=self.head.name, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    def ask(self, *words: str) -> Any:
+        """A verb's JSON; None if it has none to give."""
+        code, out, _ = self.verb(*words, "-o", "json")
+        return json.loads(out) if code == 0 else None
+
+    def until(self, what: str, fact: Callable[[], Any], *, deadline_s: float = 60) -> Any:
+        return wait_until(what, lambda: fact() or self.ended(), deadline_s=deadline_s)
+
+    def until_warm(self, spares: int) -> None:
+        self.until("warm spares", lambda: ((self.ask("status") or {}).get("spares") or {}).get("warm") == spares)
+
+    def until_steps(self, steps: int) -> None:
+        """Wait until rank 0 has stood at so many points more."""
+        path = self.evidence / "rank-0.jsonl"
+
+        def points() -> int:
+            return path.read_text().count("\n") if path.exists() else 0
+
+        more = points() + steps
+        self.until(f"{steps} points more of rank 0", lambda: points() > more)
+
+    def where(self, rank: int) -> str:
+        """The node of a rank."""
+        ranks = self.until("the roster", lambda: self.ask("ranks"))
+        return next(str(one["node"]) for one in ranks["ranks"] if one["rank"] == rank)
+
+    def until_at(self, rank: int, fact: Callable[[str], bool]) -> str:
+        """Wait until a rank is on such a node; returns it."""
+        return str(self.until(f"rank {rank} moves", lambda: fact(node := self.where(rank)) and node))
+
+    def rank_process(self, rank: int) -> tuple[Machine, int]:
+        """Where a rank's process is, and its number there."""
+        found = self.until("its process", lambda: [one for one in self.ask("ranks")["ranks"] if one["rank"] == rank])
+        return self.slurm.nodes[found[0]["node"]], int(found[0]["pid"])
+
+    # ------------------------------------------------------------ end
+
+    def end(self, folder: Path, *, timeout_s: float = 120) -> Finished:
+        """Wait for the end of the batch script's line, and copy what is left of it."""
+        wait_until(f"the end of the run; so far:\n{self.said()[-3000:]}", self._code, deadline_s=timeout_s)
+        kept = folder / "run"
+        shutil.copytree(at(self.head, RUN_DIR), kept)
+        (kept / ENDPOINT).unlink()  # nobody is there, and out here that address may be somebody else's
+        return Finished(int(self._code()), self.said(), kept, read_digests(self.evidence))
+
+    def _code(self) -> str:
+        path = at(self.head, CODE)
+        return path.read_text() if path.exists() else ""
+
+    def left(self) -> list[list[str]]:
+        """Processes of torchrelay on machines that have power."""
+        lit = [machine for machine in self.slurm.machines if machine.is_on]
+        running = [words_of(machine, pid) for machine in lit for pid in machine.pids()]
+        return [words for words in running if any("torchrelay" in word for word in words)]
