@@ -32,9 +32,9 @@ def fleet(tmp_path: Path) -> Iterator[SlurmFleet]:
         yield SlurmFleet(slurm, evidence)
 
 
-def begun(fleet: SlurmFleet) -> None:
+def begun(fleet: SlurmFleet, *flags: str, srun: str = "") -> None:
     """It trains, with a warm spare, and Slurm's record of the job says who is where."""
-    fleet.start(5, FLAGS, SCRIPT)
+    fleet.start(5, [*FLAGS, *flags], SCRIPT, srun=srun)
     fleet.until_warm(1)
     fleet.until_steps(4)
     wait_until("the roster in the job's comment", lambda: '"roster"' in fleet.job.comment(), deadline_s=20)
@@ -62,21 +62,23 @@ def test_a_node_without_power_is_replaced_and_nothing_is_lost(fleet: SlurmFleet,
     assert "[0] step 100" in done.output
 
 
-def test_a_rank_that_is_killed_is_replaced_and_nothing_is_lost(fleet: SlurmFleet, tmp_path: Path) -> None:
-    begun(fleet)
+@pytest.mark.parametrize("srun", ["", "srun --no-kill --wait=0 --kill-on-bad-exit=0 --ntasks-per-node=1"])
+def test_a_rank_that_is_killed_is_replaced_and_nothing_is_lost(fleet: SlurmFleet, tmp_path: Path, srun: str) -> None:
+    """Also under srun, as torchrun is started: one of its tasks sees to all nodes."""
+    begun(fleet, srun=srun)
     machine, pid = fleet.rank_process(2)
     machine.run(["kill", "-9", str(pid)])
     assert len(ended_well(fleet, tmp_path).incidents()) == 1
 
 
 def test_a_drained_node_is_left_and_taken_again_when_it_is_resumed(fleet: SlurmFleet, tmp_path: Path) -> None:
-    begun(fleet)
+    begun(fleet, "--probation", "0", "--return-home")
     rank = next(rank for rank in range(4) if fleet.where(rank) != fleet.head.name)
     home = fleet.where(rank)
     fleet.slurm.update(home, "DRAIN", "xid 79")
     fleet.until_at(rank, lambda node: node != home)
-    taints = fleet.verb("taints")[1]
-    assert "xid 79" in taints
+    assert "xid 79" in fleet.verb("nodes")[1]
     fleet.slurm.update(home, "RESUME")
-    fleet.until("no taint any more", lambda: "xid 79" not in fleet.verb("taints")[1])
+    fleet.until_at(rank, lambda node: node == home)
+    assert "xid 79" not in fleet.verb("nodes")[1]
     ended_well(fleet, tmp_path)

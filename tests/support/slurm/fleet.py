@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +32,14 @@ class SlurmFleet:
         self.slurm, self.evidence = slurm, evidence
         self.job: Job
         self.head: Machine
-        self._exports: dict[str, str] = {}
 
-    def start(
-        self,
-        nodes: int,
-        flags: Sequence[str],
-        script: Sequence[str],
-        *sbatch: str,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        """Submit it, and wait until it runs. The batch script is on the first of the nodes."""
-        self._exports = {**EXPORTS, **(env or {})}
-        words = [f"export {name}={shlex.quote(value)}" for name, value in self._exports.items()]
-        line = shlex.join([*CLI, "run", "--run-dir", RUN_DIR, *flags, *script])
+    def start(self, nodes: int, flags: Sequence[str], script: Sequence[str], *sbatch: str, srun: str = "") -> None:
+        """Submit it, and wait until it runs. The batch script is on the first of the nodes.
+
+        `srun`: what stands before `torchrelay run` there; else the script itself runs it.
+        """
+        words = [f"export {name}={shlex.quote(value)}" for name, value in EXPORTS.items()]
+        line = f"{srun} {shlex.join([*CLI, 'run', '--run-dir', RUN_DIR, *flags, *script])}"
         words += [f"cd {shlex.quote(str(REPOSITORY))}", f"{line} > {OUT} 2>&1", f"echo $? > {CODE}"]
         self.job = self.slurm.submit(
             "\n".join(words), f"-N{nodes}", "--exclusive", "--no-kill", *sbatch, user=SUBMITTER
