@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from torchrelay.api.endpoint import Endpoint
+from torchrelay.api.endpoint import LOGS, Endpoint
 from torchrelay.client.client import Away, Client, Denied
+from torchrelay.client.runs import NotPossible
 from torchrelay.launcher import local_run
-from torchrelay.launcher.keeper import Keeper
+from torchrelay.launcher.keeper import CANNOT_START, Keeper
 from torchrelay.launcher.local_run import INSIDE, LocalRun
 from torchrelay.launcher.machines import Machines, by_hand, exported, is_this_machine
 from torchrelay.launcher.plan import Plan
@@ -28,6 +29,8 @@ from torchrelay.wire.trust.authority import make_passes
 from torchrelay.wire.trust.passes import Role, pass_of, read_pass
 
 LOOK_S = 1.0
+SAY_S = 15.0  # between two words on nodes that have not joined
+MOST_NAMES = 8
 HURRY_S = 2.0  # how long it may take to tell the orchestrator that all is to end at once
 AWAY_S = 3600.0  # how long an orchestrator that cannot come back may be away, before the run is given up
 
@@ -54,6 +57,7 @@ class MachinesRun(LocalRun):
             plan.run_dir, self.agent_command, dict(self.slots), words=self.pass_words, way=way
         )
         self._lost: set[NodeId] = set()
+        self._joined: set[NodeId] = set()
 
     def make_trust(self) -> None:
         make_passes(self.plan.run_dir, self.plan.spec.job)
@@ -124,8 +128,34 @@ class MachinesRun(LocalRun):
             self.keeper.keep(),
             self.mind_nodes(),
             self.mind_orchestrator(),
+            self.mind_start(),
             renewal.watch(),
         )
+
+    async def mind_start(self) -> None:
+        """Say which nodes have not joined. A job that has not begun waits for them, `--join-timeout` at most."""
+        loop, told = asyncio.get_running_loop(), 0.0
+        begun = loop.time()
+        while missing := await self.missing():
+            waited_s = loop.time() - begun
+            log = self.plan.run_dir / LOGS / f"agent-{missing[0]}.log"
+            what = f"{some_of(missing)} {'has' if len(missing) == 1 else 'have'} not joined, see {log}"
+            if waited_s - told > SAY_S:
+                told = waited_s
+                self.voice.say(f"waiting for {waited_s:.0f} s: {what}")
+            limit_s = self.plan.join_timeout_s
+            if limit_s and waited_s > limit_s and not await asyncio.to_thread(self.has_trained):
+                self.give_up(NotPossible(f"within {limit_s:g} s (--join-timeout), {what}", CANNOT_START))
+            await asyncio.sleep(LOOK_S)
+
+    async def missing(self) -> list[NodeId]:
+        """The nodes that have not joined so far and are still expected; none if nobody can tell."""
+        try:
+            nodes = await asyncio.to_thread(self.now().view_nodes)
+        except (Away, Denied, ValueError):
+            return list(self.slots)
+        self._joined.update(view.node for view in nodes.nodes)
+        return [node for node in self.slots if node not in self._joined | self._lost]
 
     async def mind_orchestrator(self) -> None:
         """An orchestrator that cannot come back: the ranks train on, and nobody can be told how."""
@@ -141,6 +171,12 @@ class MachinesRun(LocalRun):
                 self.voice.say(f"{trouble}; the ranks train on, it is tried again, for an hour at most")
             elif loop.time() - since > AWAY_S:
                 self.give_up(trouble)
+
+
+def some_of(nodes: Sequence[NodeId]) -> str:
+    """Their names, not too many of them."""
+    shown = ", ".join(nodes[:MOST_NAMES])
+    return shown if len(nodes) <= MOST_NAMES else f"{shown} and {len(nodes) - MOST_NAMES} more"
 
 
 def slots_of(plan: Plan, machines: Machines) -> dict[NodeId, int]:

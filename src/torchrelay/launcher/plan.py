@@ -30,4 +30,5 @@ class Plan:
     ending: frozenset[str] = ENDING  # signals that end the ranks
     machines: Machines | None = None  # nodes that are machines of their own
     export: str = ""  # further variables of the operator's environment that go to them
+    join_timeout_s: float = 0.0  # how long nodes may take to join, before the run is given up; 0: for ever
     plain_transfer: bool = False  # the network between them is trusted: what goes from worker to worker is readable

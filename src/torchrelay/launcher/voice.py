@@ -66,9 +66,10 @@ class Voice:
             self.say(text)
 
     def say(self, text: str) -> None:
-        """What must be said even if quiet."""
+        """What must be said even if quiet. It may quote others: what a terminal would obey is not printed."""
         self.flush()
         head = "\x1b[1mtorchrelay:\x1b[0m" if self._colour_words else "torchrelay:"
+        text = "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
         print(f"{head} {text}", file=sys.stderr, flush=True)
 
     def tell(self, moment: Moment) -> None:

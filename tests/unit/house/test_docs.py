@@ -139,7 +139,8 @@ def test_the_modules_that_the_docs_run_are_there() -> None:
 def test_the_readme_says_what_was_not_run() -> None:
     rows = [line for line in README.splitlines() if line.startswith("|")]
     assert any("GPU" in row and "not run" in row for row in rows)
-    assert any("Slurm" in row and "planned" in row for row in rows)
+    assert any("Slurm" in row and "not run" in row for row in rows)
+    assert any("Kubernetes" in row and "planned" in row for row in rows)
 
 
 def test_every_figure_has_its_command() -> None:

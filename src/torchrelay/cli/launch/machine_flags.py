@@ -35,6 +35,14 @@ def add_machines(group: argparse._ArgumentGroup) -> None:
         help="further variables of this environment for the ranks, or ALL (NCCL_*, TORCH_*, OMP_* and so on go anyway)",
     )
     group.add_argument(
+        *("--join-timeout", "--join_timeout"),
+        type=float,
+        default=600.0,
+        metavar="S",
+        dest="join_timeout",
+        help="how long the agents of hosts, or of a Slurm job's nodes, may take to join; 0: for ever (600)",
+    )
+    group.add_argument(
         *("--plain-transfer", "--plain_transfer"),
         action="store_true",
         dest="plain_transfer",

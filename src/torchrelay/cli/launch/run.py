@@ -203,7 +203,8 @@ def plan(words: list[str]) -> Plan:
     launch = replace(launch, code=str(keep_script(run_dir, given.script, source)))
     return Plan(
         run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate, given.spare_nodes, given.links,
-        given.grace, ending, machines, given.export, given.plain_transfer,
+        given.grace, ending, machines, given.export, given.join_timeout,
+        given.plain_transfer,
     )  # fmt: skip
 
 
