@@ -16,7 +16,7 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ext demo quick test check fix docs soak bench clean
+.PHONY: help setup ext demo quick test slurm check fix docs soak bench clean
 
 help:  ## say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ else
 	$(PY) -m pytest -q $(SHARE) -n 2 -m 'not jobs and not gpu and not soak' $(ARGS)
 	$(PY) -m pytest -q $(SHARE) -n 3 -m 'jobs and not gpu and not soak' $(ARGS)
 endif
+
+slurm: $(READY)  ## the tests on a real Slurm (root; apt-get install slurmctld slurmd slurm-client munge)
+	$(PY) -m pytest -m slurm $(ARGS)
 
 check: $(READY)  ## style, types, architecture
 	$(VENV)/bin/ruff check .

@@ -88,6 +88,7 @@ def test_a_rank_is_killed_and_its_agent_is_started_again(fleet: Fleet) -> None:
     fleet.until("its agent is back", lambda: "attached to" in fleet.said(node).rpartition("joins")[2])
     done = fleet.end()
     assert done.code == 0, done.output
+    assert done.output.count("[0] step 50 ") == 1, "lines come once, although another agent reads the logs"
     assert differences(done, undisturbed(SCRIPT)) == []
     assert done.incidents() == []
 

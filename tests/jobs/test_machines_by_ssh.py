@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +44,12 @@ def nothing_is_left(job: Fleet) -> bool:
 
 
 def until_nothing_is_left(job: Fleet) -> None:
-    wait_until("all processes of the job end", lambda: nothing_is_left(job), deadline_s=30)
+    try:
+        wait_until("all processes of the job end", lambda: nothing_is_left(job), deadline_s=30)
+    except AssertionError as error:
+        left = [(machine.name, pid, words_of(machine, pid)) for machine in job.machines for pid in machine.pids()]
+        logs = at(job.head, "/tmp/run/logs").glob("agent-*.log")
+        raise AssertionError(f"{error}\n{left}\n{[log.read_text()[-2000:] for log in logs]}") from error
 
 
 def test_a_machine_is_cut_and_the_spare_one_takes_its_ranks(job: Fleet) -> None:
@@ -89,16 +96,51 @@ def test_ssh_ends_and_the_agent_goes_on_with_another_one_behind_it(job: Fleet) -
     assert done.code == 0, done.output
     assert differences(done, undisturbed(SCRIPT)) == []
     assert done.incidents() == []
+    assert repeated(done.output) == [], "lines come once, although another agent reads the logs"
     until_nothing_is_left(job)
+
+
+STUBBORN = """import signal, time
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("trouble", ["none", "orchestrator", "ssh"])
+def test_a_second_ctrl_c_ends_ranks_that_ignore_the_first_on_all_machines(job: Fleet, trouble: str) -> None:
+    """Also when the orchestrator hears nothing, and when the ssh that started an agent is there no more."""
+    for machine in job.machines:
+        at(machine, "/root/stubborn.py").write_text(STUBBORN)
+    job.start(["/root/stubborn.py"], ["--hosts", "m2,m3", "--nproc-per-node", "1"])
+    job.until("both ranks run", lambda: job.said().count("] deaf") == 2)
+    if trouble == "orchestrator":
+        kill(job.head, [pid for pid in job.head.pids() if "torchrelay.orchestrator" in words_of(job.head, pid)], "STOP")
+    if trouble == "ssh":
+        kill(job.head, [pid for pid in job.head.pids() if {"ssh", "m2"} <= set(words_of(job.head, pid))])
+        job.until("another one stands by", lambda: len(agents_on(job.machines["m2"])) == 2)
+    job.process.send_signal(signal.SIGINT)
+    wait_until("the first one is heard", lambda: "stopping (SIGINT)" in job.said(), deadline_s=10)
+    job.process.send_signal(signal.SIGINT)
+    assert job.end().code == 130
+    until_nothing_is_left(job)
+
+
+def repeated(output: str) -> list[str]:
+    """What ranks have printed more than once."""
+    lines = Counter(line for line in output.splitlines() if re.match(r"\[\d+\] step \d+ ", line))
+    assert lines
+    return [line for line, times in lines.items() if times > 1]
 
 
 def agents_on(machine: Machine) -> list[int]:
     return [pid for pid in machine.pids() if "--join" in words_of(machine, pid)]
 
 
-def kill(machine: Machine, pids: list[int]) -> None:
+def kill(machine: Machine, pids: list[int], number: str = "KILL") -> None:
     assert len(pids) == 1
-    machine.run(["kill", "-9", str(pids[0])])
+    machine.run(["kill", f"-{number}", str(pids[0])])
 
 
 def test_a_host_that_does_not_answer_is_named_and_nothing_is_left(job: Fleet) -> None:

@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import socket
 import stat
 import sys
@@ -27,23 +28,25 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from torchrelay.agent.agent import CANNOT_START, SAFE_ID, Agent, Site
+from torchrelay.agent.agent import CANNOT_START, ENDED_WELL, Agent, Site
 from torchrelay.agent.joining import (
     PASS,
     STDIN,
+    STDIN_DESCRIPTOR,
     CannotJoin,
+    NotWanted,
+    Starter,
     add_flags,
     fetch,
     mark_of,
     own_address,
     own_run_dir,
     settle,
-    starter_is_gone,
     take_pass,
     url_of,
 )
 from torchrelay.agent.uplink import UNIX
-from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.messages.ids import SAFE_ID, NodeId
 from torchrelay.wire.files.descriptors import allow_many
 from torchrelay.wire.files.launch import Launch, forget_environment, read_launch
 from torchrelay.wire.files.owned import Foreign, read_owned
@@ -94,7 +97,7 @@ def private_folder(wanted: Path | None) -> tuple[Path, bool]:
     if not stat.S_ISDIR(found.st_mode):
         raise ValueError(f"{wanted} is no folder, but a link or a file: remove it")
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ValueError(f"{wanted} is open to others: chmod 700 {wanted}, or name another --folder")
+        raise ValueError(f"{wanted} is open to others: chmod 700 {wanted}, and remove what is in it")
     return wanted.absolute(), False
 
 
@@ -111,6 +114,8 @@ def take_node(folder: Path, node: str) -> Path:
     except BlockingIOError:
         os.close(descriptor)
         raise ValueError(f"another agent of {node} runs in {folder}: end it first, or use another --node") from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, b"%d" % os.getpid())
     return own
 
 
@@ -144,6 +149,20 @@ async def watch_parent(agent: Agent, parent: int) -> None:
     agent.stop("the process that started this agent has ended")
 
 
+def obey_starter(agent: Agent, starter: Starter) -> None:
+    """End when whoever started this agent says so over its standard input."""
+    loop = asyncio.get_running_loop()
+
+    def look() -> None:
+        grace_s = starter.told_to_end()
+        if grace_s is not None:
+            agent.stop("the launcher ends the run", grace_s)
+        if starter.gone:
+            loop.remove_reader(STDIN_DESCRIPTOR)
+
+    loop.add_reader(STDIN_DESCRIPTOR, look)
+
+
 async def serve(options: argparse.Namespace, folder: Path, launch: Launch, parent: int) -> int:
     site = Site(
         node=NodeId(options.node),
@@ -161,6 +180,8 @@ async def serve(options: argparse.Namespace, folder: Path, launch: Launch, paren
 
     agent = Agent(site, launch, where=address_book(options), token=token)
     watching = asyncio.create_task(watch_parent(agent, parent)) if options.tied else None
+    if site.held is not None and options.token_file == STDIN:
+        obey_starter(agent, options.starter)
     try:
         return await agent.run()
     except Exception:  # the top of the process
@@ -199,9 +220,19 @@ def run(options: argparse.Namespace, parent: int) -> int:
     except (TrustError, ValueError, OSError) as error:
         logger.error("cannot start: %s", error)
         return CANNOT_START
+    if own is None:
+        return ENDED_WELL
     code = asyncio.run(serve(options, own, launch, parent))
-    shutil.rmtree(folder if made_up else own, ignore_errors=True)
+    remove(folder if made_up else own)
     return code
+
+
+def remove(folder: Path) -> None:
+    """All at once: an agent that stands by takes the name as soon as the lock is free."""
+    gone = folder.with_name(f".{folder.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 # ---------------------------------------------------------------- on a machine of its own
@@ -211,22 +242,38 @@ LINGER_S = 20.0  # how long workers train on without their agent, which is start
 MEMORY = Path("/dev/shm")
 
 
-def stand_by(folder: Path, options: argparse.Namespace) -> Path:
+def stand_by(folder: Path, options: argparse.Namespace) -> Path | None:
     """This node's folder. Another agent of the node may be there still, although the ssh that started it has ended.
 
-    Then wait for its end, as long as whoever started this one is there. Raises `ValueError`.
+    Then wait for its end, as long as whoever started this one is there. If that one says that all is to end, so does
+    the other agent, which cannot hear it. Then returns None. Raises `ValueError`.
     """
-    told = False
+    told, ending = False, False
     while True:
         try:
-            return take_node(folder, options.node)
+            own = take_node(folder, options.node)
         except ValueError:
-            if options.token_file != STDIN or starter_is_gone():
+            if options.token_file != STDIN or (options.starter.gone and not ending):
                 raise
+            if options.starter.told_to_end() is not None:
+                end_other(folder / options.node)
+                ending = True
+        else:
+            if ending:
+                remove(own)
+            return None if ending else own
         if not told:
             logger.info("another agent of %s runs here: standing by", options.node)
             told = True
         time.sleep(STAND_BY_S)
+
+
+def end_other(own: Path) -> None:
+    """SIGTERM for the agent that holds a node's folder."""
+    with contextlib.suppress(OSError, ValueError):  # it ends this moment
+        number = int((own / "lock").read_text())
+        logger.info("told to end: so is the agent that runs here (process %d)", number)
+        os.kill(number, signal.SIGTERM)
 
 
 def say(text: str) -> None:
@@ -245,6 +292,9 @@ def join(arguments: list[str]) -> int:
     except (CannotJoin, TrustError, OSError, ValueError) as error:
         say(f"{options.node} cannot join: {error}")
         return CANNOT_START
+    except NotWanted:
+        say(f"{options.node} is not wanted any more")
+        return ENDED_WELL
     checked(parser, options)
     log_to(options.run_dir / "logs", options.node)
     code = run(options, os.getppid())
@@ -260,13 +310,14 @@ def join(arguments: list[str]) -> int:
 def prepare(options: argparse.Namespace) -> None:
     """Fill in what an agent needs from what the orchestrator says. Raises `CannotJoin`, `TrustError`, OSError."""
     options.url, options.endpoint, options.tied, options.linger = url_of(options.join), None, False, LINGER_S
+    options.starter = Starter() if options.token_file == STDIN else None
     held = take_pass(options.token_file)
     # The same for all agents of this job here: one that is started again finds the workers of the one before it.
     mark = mark_of(held)
     memory = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     options.folder, _ = private_folder(memory / f"torchrelay-{os.getuid()}-{mark}")
     options.held = write_pass(options.folder / PASS, held)
-    launch = asyncio.run(fetch(options.url, options.held, options.patience, say))
+    launch = asyncio.run(fetch(options.url, options.held, options.patience, say, options.starter))
     options.host = options.host or own_address(options.url)
     options.slots = options.slots or launch.nproc_per_node
     options.run_dir = own_run_dir(options.dir, f"{launch.job}-{mark}", options.node)

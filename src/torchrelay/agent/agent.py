@@ -20,13 +20,14 @@ from torchrelay.agent.allegiance import Allegiance, all_of, write_while_alone
 from torchrelay.agent.connections import WorkerConnections
 from torchrelay.agent.joining import facts_of
 from torchrelay.agent.network.network import Network
-from torchrelay.agent.uplink import Forwarder, Rejected, Uplink
+from torchrelay.agent.output.forwarder import Forwarder
+from torchrelay.agent.uplink import Rejected, Uplink
 from torchrelay.agent.workers.forks import Child, Ended, Fork
 from torchrelay.agent.workers.processes import CannotFork, Processes, base_environment, worker_environment
 from torchrelay.agent.workers.samples import Sampler
 from torchrelay.protocol.health.pulses import Beat, Sample
 from torchrelay.protocol.messages.events import Event, WorkerExited, WorkerSeen
-from torchrelay.protocol.messages.ids import JobId, NodeId, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.ids import SAFE_ID, JobId, NodeId, WorkerId, WorkerPhase
 from torchrelay.protocol.messages.orders import AnyOrder, Fence, Leave, PassOn, StartWorker, WorkerOrder
 from torchrelay.protocol.model.deaths import MISMATCH
 from torchrelay.wire.files.alone import Alone
@@ -40,8 +41,6 @@ logger = logging.getLogger(__name__)
 
 ENDED_WELL = 0
 CANNOT_START = 94
-# A worker's id names files: nothing that leads out of a folder.
-SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 LAST_WORDS_S = 0.2
 FLUSH_S = 2.0
 LEAVE_S = 5.0  # how long workers that have finished may take to end
@@ -319,7 +318,10 @@ class Agent:
         uplink = self.uplink
         if self.site.held is None:
             return None
-        return Forwarder(self.site.logs, uplink.print, self._is_heard, uplink.beat_s)
+        site = self.site
+        return Forwarder(
+            site.logs, site.node, site.folder, show=uplink.print, heard=uplink.takes_output, pause_s=uplink.beat_s
+        )
 
     async def _print(self) -> None:
         """Send on what workers print, from a machine of its own; never ends by itself."""
@@ -346,7 +348,9 @@ class Agent:
 
     def _on_message(self, message: ToAgent) -> None:
         match message:
-            case Attached(jobs=jobs, tainted=tainted):
+            case Attached(jobs=jobs, tainted=tainted, printed=printed):
+                if self.forwarder is not None:
+                    self.forwarder.go_on(printed)
                 for terms in jobs:
                     self._agree(terms)
                 if self.network is not None:

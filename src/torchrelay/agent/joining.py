@@ -17,7 +17,6 @@ import re
 import select
 import socket
 import ssl
-import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,6 +34,8 @@ from torchrelay.wire.trust.passes import LAST_LINE, Pass, Role, client_context, 
 logger = logging.getLogger("torchrelay.agent")
 
 STDIN = "-"
+STDIN_DESCRIPTOR = 0
+MOST_WORD = 4096
 PASS = "pass.pem"
 MOST_PASS = 64 << 10
 MOST_LAUNCH = 64 << 20
@@ -42,11 +43,16 @@ DRIVER = Path("/proc/driver/nvidia/version")
 ASK_S = 5.0
 AGAIN_S = 0.2
 REFUSED = (401, 403)
+_END = re.compile(rb"end (?P<grace>\d{1,4}(\.\d{1,3})?)")
 _ADDRESS = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d{1,5})")
 
 
 class CannotJoin(Exception):
     """Why this machine cannot be a node of the job, and what to do about it."""
+
+
+class NotWanted(Exception):
+    """Whoever started this agent has ended, or wants it to end, before it has begun."""
 
 
 def url_of(join: str) -> str:
@@ -62,10 +68,12 @@ def take_pass(given: str) -> Pass:
     if given != STDIN:
         return read_pass(Path(given))
     lines: list[str] = []
-    while sum(map(len, lines)) < MOST_PASS and (line := sys.stdin.buffer.readline(MOST_PASS)):
-        lines.append(line.decode("ascii", "replace"))
-        if lines[-1].startswith(LAST_LINE):
-            break  # it stays open, as long as whoever started us is there
+    # Nothing behind the pass is taken: it stays open, as long as whoever started us is there, and may say `end`.
+    with open(STDIN_DESCRIPTOR, "rb", buffering=0, closefd=False) as source:
+        while sum(map(len, lines)) < MOST_PASS and (line := source.readline(MOST_PASS)):
+            lines.append(line.decode("ascii", "replace"))
+            if lines[-1].startswith(LAST_LINE):
+                break
     return parse_pass("".join(lines), "standard input")
 
 
@@ -74,10 +82,27 @@ def mark_of(held: Pass) -> str:
     return xxhash.xxh3_64_hexdigest(held.authority.encode())[:12]
 
 
-def starter_is_gone() -> bool:
-    """Whether the other end of our standard input is: ssh has ended, or the launcher."""
-    readable, _, _ = select.select([0], [], [], 0)
-    return bool(readable) and os.read(0, 1) == b""
+class Starter:
+    """Whoever holds the other end of our standard input: ssh, srun, or the launcher itself.
+
+    It may tell us to end. That it is gone is no reason to: the way to us may have broken, and ranks train on.
+    """
+
+    def __init__(self, descriptor: int = 0) -> None:
+        self._descriptor = descriptor
+        self._rest = b""
+        self.gone = False
+
+    def told_to_end(self) -> float | None:
+        """The seconds that workers have then; None: it has not told us so. Never waits."""
+        while not self.gone and select.select([self._descriptor], [], [], 0)[0]:
+            data = os.read(self._descriptor, MOST_WORD)
+            self.gone = not data
+            *lines, self._rest = (self._rest + data)[-MOST_WORD:].split(b"\n")
+            for line in lines:
+                if found := _END.fullmatch(line):
+                    return float(found["grace"])
+        return None
 
 
 def own_address(url: str) -> str:
@@ -92,8 +117,13 @@ def own_address(url: str) -> str:
         raise CannotJoin(f"no way to {host}: {error.strerror}. Check the name, or give --host ADDRESS") from error
 
 
-async def fetch(url: str, held: Path, patience_s: float, say: Callable[[str], None]) -> Launch:
-    """What is to be run. Asks until there is an answer. Raises `CannotJoin`, `TrustError`."""
+async def fetch(
+    url: str, held: Path, patience_s: float, say: Callable[[str], None], starter: Starter | None = None
+) -> Launch:
+    """What is to be run. Asks until there is an answer, or nobody wants it any more.
+
+    Raises `CannotJoin`, `NotWanted`, `TrustError`.
+    """
     context, token = client_context(held), read_pass(held).token
     loop, trouble = asyncio.get_running_loop(), ""
     until_s = loop.time() + patience_s
@@ -103,7 +133,9 @@ async def fetch(url: str, held: Path, patience_s: float, say: Callable[[str], No
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             if why := not_ours(error):
                 raise CannotJoin(f"{url} is not this job's orchestrator, or refuses our pass: {why}") from error
-            now = str(error) or type(error).__name__
+            now = in_words(error)
+        if starter is not None and (starter.told_to_end() is not None or starter.gone):
+            raise NotWanted
         if loop.time() >= until_s:
             raise CannotJoin(f"{url} has not answered for {patience_s:g} s: {now}")
         if now != trouble:
@@ -131,6 +163,13 @@ async def ask(url: str, context: ssl.SSLContext, token: str) -> Launch:
         return msgspec.json.decode(data, type=Launch)
     except msgspec.DecodeError as error:
         raise CannotJoin(f"{url} answered something else than a launch: install the same torchrelay") from error
+
+
+def in_words(error: Exception) -> str:
+    """Why there was no answer."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error.strerror or str(error.os_error)
+    return str(error) or type(error).__name__
 
 
 def not_ours(error: BaseException) -> str:

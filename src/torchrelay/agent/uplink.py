@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 
 from torchrelay.agent.allegiance import Allegiance
 from torchrelay.protocol.health.pulses import Beat
 from torchrelay.protocol.messages.events import Event, OnceRecorded, RecordKept, WorkerExited, WorkerReady, age_event
-from torchrelay.wire.files.tails import Tail
 from torchrelay.wire.messages.channel import (
     AGENT_PATH,
     Ack,
@@ -47,7 +44,7 @@ HANDSHAKE_S = 5.0
 PING_S = 10.0
 UNIX = "unix:"  # in place of a URL: the path of a socket
 UNAUTHORIZED = (401, 403)
-MOST_OUTPUT = 1_000  # frames of output that wait while nobody hears them
+MOST_OUTPUT = 64  # frames of output that wait to be sent, before no more are made
 MOST_TOGETHER = 64  # events in one frame
 BULKY = (WorkerExited, RecordKept, OnceRecorded)  # they have bytes of the script's: each goes alone
 
@@ -143,7 +140,7 @@ class Uplink:
         self._trouble = ""
         self.allegiance = allegiance or Allegiance()
         self._tls = tls
-        self._output: deque[OutputFrame] = deque(maxlen=MOST_OUTPUT)
+        self._output: deque[OutputFrame] = deque()
 
     def tell(self, event: Event, at_ns: int | None = None) -> None:
         """Send an event; keep it, and send it again if need be, until it is acknowledged."""
@@ -157,10 +154,14 @@ class Uplink:
         self._news = news
         self._more.set()
 
-    def print(self, log: str, lines: tuple[str, ...]) -> None:
-        """Send lines of a worker. What nobody hears within `MOST_OUTPUT` further frames is not sent."""
-        self._output.append(OutputFrame(log, lines))
+    def print(self, frame: OutputFrame) -> None:
+        """Send lines of a worker. They are not kept: the log holds them, and `Attached` says what has come of it."""
+        self._output.append(frame)
         self._more.set()
+
+    def takes_output(self) -> bool:
+        """Whether lines would be sent soon: what comes otherwise stays in its log, and is read later."""
+        return self.connected and len(self._output) < MOST_OUTPUT
 
     def beat_s(self) -> float:
         """Seconds between two beats, as the orchestrator wants it."""
@@ -243,6 +244,8 @@ class Uplink:
             self._trouble = ""
             self._beat_s = first.beat_ms / 1000
             self._sent = 0  # all that is not acknowledged goes out again
+            came = {one.log for one in first.printed}  # what was not sent of these is read again from where they are
+            self._output = deque(frame for frame in self._output if frame.upto.log not in came)
             self._on_message(first)
             await self._talk(socket)
 
@@ -320,60 +323,3 @@ async def receive(socket: aiohttp.ClientWebSocketResponse) -> ToAgent:
     if frame.type is aiohttp.WSMsgType.TEXT:
         raise WireError("the orchestrator sent text, not a message")
     raise Lost(f"the orchestrator closed the connection ({frame.type.name}, code {socket.close_code})")
-
-
-# ---------------------------------------------------------------- what workers print, on a machine of its own
-
-# The files stay where they are and hold all of it. What is sent is read from them: a print waits for nobody. What comes
-# faster than `CHUNK` every `LOOK_S` is cut short on the way, and the lines say by how much.
-
-LOOK_S = 0.25
-CHUNK = 64 << 10  # bytes of one log at a time
-BEHIND = 1 << 20
-MOST_LINE = 16 << 10  # characters
-LOG = re.compile(r"(?!agent-)[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.log")
-
-Show = Callable[[str, tuple[str, ...]], None]
-
-
-class Forwarder:
-    """Follows all workers' logs in a folder. `show` takes a log's name and lines; `heard`: whether anybody listens.
-
-    `pause_s`: how long to wait between two looks, at least: as long as between two beats, which are few in a large job.
-    """
-
-    def __init__(self, folder: Path, show: Show, heard: Callable[[], bool], pause_s: Callable[[], float]) -> None:
-        self._folder = folder
-        self._pause_s = pause_s
-        self._show = show
-        self._heard = heard
-        self._tails: dict[str, Tail] = {}
-        self._unread: set[str] = set()
-
-    async def run(self) -> None:
-        """Never returns."""
-        while True:
-            await asyncio.sleep(max(LOOK_S, self._pause_s()))
-            if self._heard():  # what comes meanwhile is read later
-                self.look()
-
-    def look(self, *, last: bool = False) -> bool:
-        """Show what has come since. Returns whether there was anything."""
-        for path in self._folder.glob("*.log"):
-            if LOG.fullmatch(path.name):
-                self._tails.setdefault(path.name, Tail(path, chunk=CHUNK, behind=BEHIND))
-        found = False
-        for name, tail in self._tails.items():
-            try:
-                lines = tail.read(last)
-            except OSError as error:  # somebody has taken its rights away, say: the others are read all the same
-                lines = [] if name in self._unread else [f"torchrelay: {name} cannot be read: {error.strerror}"]
-                self._unread.add(name)
-            if lines:
-                self._show(name, tuple(line[:MOST_LINE] for line in lines))
-                found = True
-        return found
-
-    def close(self) -> None:
-        for tail in self._tails.values():
-            tail.close()

@@ -117,9 +117,10 @@ class Client:
         """Write into the audit what was done without the orchestrator."""
         self._ask("POST", "/v1/audit", msgspec.json.encode({"call": call, "what": what}))
 
-    def shutdown(self, reason: str) -> None:
-        """End all workers, agents, and the orchestrator."""
-        self._ask("POST", "/v1/shutdown", msgspec.json.encode({"reason": reason}))
+    def shutdown(self, reason: str, grace_s: float | None = None) -> None:
+        """End all workers, agents, and the orchestrator. `grace_s`: of workers, between SIGTERM and SIGKILL."""
+        body = {"reason": reason} if grace_s is None else {"reason": reason, "grace_s": grace_s}
+        self._ask("POST", "/v1/shutdown", msgspec.json.encode(body))
 
     def change(self, path: str, body: dict[str, Any], *, dry_run: bool) -> Change:
         """Something that changes the cluster, or with `dry_run` the plan of it."""

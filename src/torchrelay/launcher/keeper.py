@@ -15,6 +15,8 @@ from torchrelay.api.endpoint import Endpoint, read_endpoint
 from torchrelay.client.asking import ask
 from torchrelay.client.runs import NotPossible
 from torchrelay.schedulers.tether import signal_child, tethered
+from torchrelay.wire.trust.passes import Role, pass_of
+from torchrelay.wire.trust.trust import TrustError
 
 START_S = 30.0
 AGAIN_S = 0.2
@@ -41,6 +43,7 @@ class Keeper:
         self._port = port
         self._host = host
         self._tls = tls  # only with the run's passes
+        self.held = pass_of(run_dir, Role.OPERATOR) if tls else None
         self._inside = inside  # where it listens besides, for its owner only
         self._process: asyncio.subprocess.Process | None = None
         self._wanted = True
@@ -113,7 +116,7 @@ class Keeper:
             endpoint = read_endpoint(self._run_dir)
             if not listened and endpoint is not None and endpoint.pid == process.pid:
                 listened, self.trouble = True, None
-            if not listened or not self._wanted or await asyncio.to_thread(answers, endpoint):
+            if not listened or not self._wanted or await asyncio.to_thread(answers, endpoint, self.held):
                 answered = loop.time()
             if loop.time() - answered < STUCK_S:
                 continue
@@ -129,7 +132,7 @@ class Keeper:
         """Somebody else's orchestrator decides now: wait until nobody answers any more."""
         silent = 0.0
         while self._wanted and silent < STUCK_S:
-            alive = await asyncio.to_thread(answers, read_endpoint(self._run_dir))
+            alive = await asyncio.to_thread(answers, read_endpoint(self._run_dir), self.held)
             silent = 0.0 if alive else silent + PROBE_S
             await asyncio.sleep(PROBE_S)
 
@@ -184,12 +187,15 @@ class Keeper:
         return said if lines else f"the orchestrator ended; {said}"
 
 
-def answers(endpoint: Endpoint | None) -> bool:
-    """Whether anything comes back from there, whatever it is. A crowd at the port says nothing about it."""
+def answers(endpoint: Endpoint | None, held: Path | None = None) -> bool:
+    """Whether anything comes back from there, whatever it is. A crowd at the port says nothing about it.
+
+    `held`: the pass to show over TLS.
+    """
     if endpoint is None:
         return False
     try:
-        ask(endpoint.url, "GET", "/healthz", {}, b"", PROBE_S, endpoint.socket)
-    except OSError:
+        ask(endpoint.url, "GET", "/healthz", {}, b"", PROBE_S, endpoint.socket, held)
+    except (OSError, TrustError):
         return False
     return True

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
-from msgspec import Struct
 
 from torchrelay.agent.output.scribe import read_left_out
 from torchrelay.api.endpoint import ENDPOINT, LOGS, TOKEN, Endpoint
@@ -21,12 +19,12 @@ from torchrelay.client.client import Away, Client, Denied
 from torchrelay.client.ledger_file import ledger, write_ledger
 from torchrelay.client.runs import NotPossible
 from torchrelay.launcher.alone import Followed
+from torchrelay.launcher.following import Degraded, Remark, moments
 from torchrelay.launcher.keeper import CANNOT_START, Keeper
 from torchrelay.launcher.plan import ENDING, TELLING, Plan
 from torchrelay.launcher.renewal import Renewal
 from torchrelay.launcher.sweep import PrivateFolder, sweep
 from torchrelay.launcher.voice import HOW_TO_JOIN, NEVER_JOINED, NOT_JOINED, UNHEARD, Voice, remedy, summary
-from torchrelay.orchestrator.views.story import Moment
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.recovery.ending import NO_SPARE
@@ -233,7 +231,7 @@ class LocalRun:
 
     async def tell(self) -> None:
         """Notices of incidents as they happen; the end of the job is the verdict."""
-        async for moment in moments(self.keeper.where, self.token):
+        async for moment in moments(self.keeper.where, self.token, self.keeper.held):
             if isinstance(moment, Degraded):
                 self.voice.say(moment.reason or "all is well again")
                 continue
@@ -412,9 +410,13 @@ class LocalRun:
         """End agents and orchestrator in order, or at once if there is no time."""
         await self.unless_hurried(self._end_gently())
         if self.hurry.is_set():
+            await self.end_at_once()
             sweep()
             await self.scheduler.close(0)
             await self.keeper.stop(0)
+
+    async def end_at_once(self) -> None:
+        """What `sweep` does not reach."""
 
     async def _end_gently(self) -> None:
         self.keeper.expect_end()
@@ -425,76 +427,3 @@ class LocalRun:
             pass  # it is gone already, or is killed below
         await self.scheduler.close(END_S)
         await self.keeper.stop(END_S if self.client is not None else 1.0)
-
-
-# ---------------------------------------------------------------- following it
-
-# The orchestrator's story as it happens, over its event stream, through its restarts.
-
-JOURNAL_HEADER = "X-Torchrelay-Journal"  # whose story it is
-RETRY_S = 0.1
-# The orchestrator sends a comment every few seconds: a stream that is silent for longer is dead.
-SILENT_S = 20.0
-
-_decoder = msgspec.json.Decoder(Moment)
-
-
-class Remark(Struct, frozen=True):
-    """Something about the machines of the run, said whenever the stream begins."""
-
-    text: str
-
-
-class Degraded(Struct, frozen=True):
-    """The orchestrator decides nothing at the moment, and why; an empty reason: all is well again."""
-
-    reason: str
-
-
-async def moments(where: Callable[[], Endpoint], token: str) -> AsyncIterator[Moment | Degraded | Remark]:
-    """Every moment, each once, in order, for ever. An orchestrator that is away is waited for.
-
-    `where`: its endpoint, asked before each attempt, as another one may have taken over elsewhere.
-    """
-    since, journal = 0, ""
-    limits = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENT_S)
-    # One line is one moment, and those of a job's whole roster can be long.
-    headers = {"Authorization": f"Bearer {token}"}
-    while True:
-        try:
-            endpoint = where()
-            async with (
-                aiohttp.ClientSession(
-                    connector=way_to(endpoint), timeout=limits, read_bufsize=1 << 20, headers=headers
-                ) as session,
-                session.get(f"{endpoint.url}/v1/events", params={"since": str(since)}) as answer,
-            ):
-                answer.raise_for_status()
-                told = answer.headers.get(JOURNAL_HEADER, "")
-                if told != (journal or told):
-                    raise ValueError("this orchestrator goes by another journal: what it tells is not of our run")
-                journal = told
-                kind = b""
-                async for line in answer.content:
-                    if line.startswith(b"event: "):
-                        kind = line[7:].strip()
-                    elif line.startswith(b"data: ") and kind == b"remark":
-                        kind = b""
-                        yield Remark(msgspec.json.decode(line[6:], type=str))
-                    elif line.startswith(b"data: ") and kind == b"degraded":
-                        kind = b""
-                        yield Degraded(msgspec.json.decode(line[6:], type=str))
-                    elif line.startswith(b"data: "):
-                        moment = _decoder.decode(line[6:])
-                        since = moment.seq
-                        yield moment
-        except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError):
-            pass  # it is away, or was ended: the next attempt shows
-        await asyncio.sleep(RETRY_S)
-
-
-def way_to(endpoint: Endpoint) -> aiohttp.BaseConnector:
-    """Through the unix socket if there is one: no crowd is in the way there."""
-    if endpoint.socket and Path(endpoint.socket).exists():
-        return aiohttp.UnixConnector(endpoint.socket)
-    return aiohttp.TCPConnector()

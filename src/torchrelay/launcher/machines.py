@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchrelay.client.runs import NotPossible
-from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.messages.ids import SAFE_ID, NodeId
 from torchrelay.wire.trust.passes import Role, pass_of
 
 BAD_ARGUMENTS = 2
@@ -46,8 +46,8 @@ EXPORTED = (
 NOT_EXPORTED = ("CUDA_VISIBLE_DEVICES",)
 ALL = "ALL"
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_HOST = re.compile(r"(?P<user>[A-Za-z0-9._-]+@)?(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(:(?P<slots>\d{1,4}))?")
+_LABEL = r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"  # RFC 1035; underscores are not in it, but some sites have them
+_HOST = re.compile(rf"(?P<user>[A-Za-z0-9._-]+@)?(?P<name>{_LABEL}(\.{_LABEL})*)(:(?P<slots>\d{{1,4}}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def host_in(line: str, where: str) -> Host:
 
 def host_of(text: str, where: str) -> Host:
     found = _HOST.fullmatch(text)
-    if found is None:
+    if found is None or not SAFE_ID.fullmatch(found["name"]):
         raise NotPossible(f"{where}: {text!r} is no host: give NAME or NAME:SLOTS", BAD_ARGUMENTS)
     slots = int(found["slots"] or 0)
     if found["slots"] and not 0 < slots <= MOST_SLOTS:

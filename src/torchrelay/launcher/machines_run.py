@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from torchrelay.api.endpoint import Endpoint
-from torchrelay.client.client import Client
+from torchrelay.client.client import Away, Client, Denied
 from torchrelay.launcher import local_run
 from torchrelay.launcher.keeper import Keeper
 from torchrelay.launcher.local_run import INSIDE, LocalRun
@@ -27,7 +28,8 @@ from torchrelay.wire.trust.authority import make_passes
 from torchrelay.wire.trust.passes import Role, pass_of, read_pass
 
 LOOK_S = 1.0
-AWAY_S = 60.0  # how long an orchestrator that cannot come back may be away, before the run is given up
+HURRY_S = 2.0  # how long it may take to tell the orchestrator that all is to end at once
+AWAY_S = 3600.0  # how long an orchestrator that cannot come back may be away, before the run is given up
 
 
 def follow(plan: Plan) -> int:
@@ -100,6 +102,13 @@ class MachinesRun(LocalRun):
         await super().tidy_up()
         self.print_new_lines(last=True)
 
+    async def end_at_once(self) -> None:
+        """Agents on other machines hear it from the orchestrator, if it is there, and over their standard input."""
+        with suppress(Away, Denied, TimeoutError):
+            async with asyncio.timeout(HURRY_S):
+                await asyncio.to_thread(self.now().shutdown, "killed by the operator", 0.0)
+        await self.scheduler.close(0)
+
     def works(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """As on one machine; but what an agent writes down while it is alone is on its own machine."""
         renewal = Renewal(self.plan.run_dir, self.keeper, dict, self.now, self.voice.notice)
@@ -123,7 +132,7 @@ class MachinesRun(LocalRun):
                 continue
             if since is None:
                 since = loop.time()
-                self.voice.say(f"{trouble}; the ranks train on, it is tried again for {AWAY_S:g} s")
+                self.voice.say(f"{trouble}; the ranks train on, it is tried again, for an hour at most")
             elif loop.time() - since > AWAY_S:
                 self.give_up(trouble)
 

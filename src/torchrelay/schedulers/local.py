@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -47,6 +48,9 @@ LOOK_S = 0.25  # how often files are looked at
 AGAIN_S = 0.2  # before an agent that ended soon after its start is started again
 # Deaths in a row within this time after which a node is given up.
 QUICK_S = 5.0
+END_WORD = b"end"  # over an agent's standard input, with the seconds that workers have after SIGTERM
+WORKERS_S = 5.0
+WORD_S = 3.0  # how long such a word may be on its way, and be obeyed
 CANNOT_START = 94  # an agent's exit code that will not change by trying again
 TRIES = 5
 
@@ -192,7 +196,10 @@ class LocalScheduler:
     # ------------------------------------------------------------ owning agents
 
     async def close(self, grace_s: float = 10.0) -> None:
-        """End all agents: SIGTERM, and SIGKILL for who is still there after `grace_s`."""
+        """End all agents: SIGTERM, and SIGKILL for who is still there after `grace_s`.
+
+        Those on other machines are told over their standard input first: a signal would end only the way to them.
+        """
         await asyncio.gather(*(self._stop(agent, grace_s=grace_s) for agent in self._pool.agents.values()))
         self._pool.agents.clear()
         self._closed = True
@@ -252,6 +259,12 @@ class LocalScheduler:
 
     async def _stop(self, agent: Agent, *, grace_s: float) -> None:
         agent.wanted = False
+        if agent.process.stdin is not None:
+            with suppress(ConnectionError, RuntimeError):  # it has ended, or nobody reads there
+                agent.process.stdin.write(b"%b %g\n" % (END_WORD, min(grace_s, WORKERS_S)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WORD_S):
+                    await agent.process.wait()
         signal_child(agent.process, signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):

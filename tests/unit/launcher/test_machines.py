@@ -34,6 +34,9 @@ def test_hosts_may_have_slots_and_users() -> None:
     [
         ("a,a", "named twice"), ("a,me@a:2", "named twice"), (",", "no host is named"), ("a b", "is no host"),
         ("-oProxyCommand=x", "is no host"), ("a:0", "slots"), ("a;b", "is no host"), ("a:99999", "is no host"),
+        ("a..b", "is no host"), ("a.", "is no host"), (".a", "is no host"), ("a" * 64, "is no host"),
+        ("_a", "is no host"),
+        (".".join(["a" * 60] * 2), "is no host"),
     ],
 )  # fmt: skip
 def test_what_is_no_list_of_hosts_is_refused(text: str, why: str) -> None:

@@ -10,11 +10,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from torchrelay.orchestrator.core.agents import Sameness
+from torchrelay.orchestrator.core.agents import Sameness, refuse
 from torchrelay.orchestrator.http.keys import Keys
-from torchrelay.orchestrator.store.output import Output
 from torchrelay.protocol.messages.ids import NodeId
-from torchrelay.wire.messages.channel import AGENT_PATH, LAUNCH_PATH, Facts
+from torchrelay.wire.messages.channel import AGENT_PATH, LAUNCH_PATH, Attach, Facts
 from torchrelay.wire.trust.authority import make_passes
 from torchrelay.wire.trust.passes import Role, read_pass
 
@@ -96,39 +95,27 @@ class TestSameness:
         same, a, b = Sameness(), NodeId("a"), NodeId("b")
         same.compare(a, Facts(torch="2.13.0", script="1"))
         assert same.compare(b, Facts(torch="2.13.0", script="2")) == ""
-        assert same.remarks == {b: "script is 2 on b and 1 on a"}
+        assert list(same.remarks) == ["script is 2 on b and 1 on a"]
         assert same.compare(b, Facts(torch="2.13.0", script="1")) == ""
-        assert same.remarks == {}
+        assert not same.remarks
 
     def test_what_is_not_known_does_not_differ(self) -> None:
         same = Sameness()
         same.compare(NodeId("a"), Facts(torch="2.13.0", driver="570.1"))
         assert same.compare(NodeId("b"), Facts(torch="", driver="")) == ""
         assert same.compare(NodeId("c"), None) == ""
-        assert same.remarks == {}
+        assert not same.remarks
+
+    def test_what_many_machines_say_of_themselves_fills_no_screen(self) -> None:
+        same = Sameness()
+        same.compare(NodeId("first"), Facts(python="3.11.0"))
+        for number in range(100):
+            same.compare(NodeId(f"m{number}"), Facts(python="3.12\x1b[2J"))
+        assert len(same.remarks) == 17
+        assert same.remarks[-1].startswith("further machines differ")
+        assert "\x1b" not in "".join(same.remarks)
 
 
-class TestOutput:
-    def test_lines_of_a_rank_stand_in_its_log(self, tmp_path: Path) -> None:
-        output = Output(tmp_path)
-        assert output.write("rank-0.log", ("one", "two"))
-        assert output.write("rank-0.log", ("three",))
-        assert (tmp_path / "rank-0.log").read_text() == "one\ntwo\nthree\n"
-
-    @pytest.mark.parametrize(
-        "name", ["../token", "agent-m1.log", "orchestrator.log", "orchestrator.err", "", "a/b.log", ".log", "a.log\n"]
-    )
-    def test_no_other_file_is_written(self, tmp_path: Path, name: str) -> None:
-        assert not Output(tmp_path).write(name, ("x",))
-        assert list(tmp_path.iterdir()) == []
-
-    def test_a_link_is_not_followed(self, tmp_path: Path) -> None:
-        (tmp_path / "mine").write_text("mine")
-        (tmp_path / "rank-0.log").symlink_to(tmp_path / "mine")
-        Output(tmp_path).write("rank-0.log", ("x",))
-        assert (tmp_path / "mine").read_text() == "mine"
-
-    def test_there_are_only_so_many_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("torchrelay.orchestrator.store.output.MOST_LOGS", 2)
-        output = Output(tmp_path)
-        assert [output.write(f"rank-{rank}.log", ("x",)) for rank in (0, 1, 2, 0)] == [True, True, False, True]
+@pytest.mark.parametrize("node", ["../../etc/x", "", "a b", "a\n", "-x", "x" * 101, "\x1b[2J"])
+def test_a_node_whose_name_leads_out_of_a_folder_is_refused(node: str) -> None:
+    assert "is no name for a node" in refuse(Attach(node=NodeId(node), incarnation="1", slots=1))

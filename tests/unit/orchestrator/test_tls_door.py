@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientError, ClientSession, web
 
+from torchrelay.api.endpoint import Endpoint
+from torchrelay.launcher.following import Degraded, moments
+from torchrelay.launcher.keeper import answers
 from torchrelay.orchestrator.http.door import Door, Strangers
 from torchrelay.wire.trust.authority import make_passes
 from torchrelay.wire.trust.passes import Role, client_context, pass_of, server_context
@@ -26,7 +29,12 @@ async def opened(folder: Path, strangers: Strangers) -> AsyncIterator[int]:
         return web.Response(text="hello")
 
     app = web.Application()
-    app.add_routes([web.get("/", hello)])
+
+    async def events(request: web.Request) -> web.Response:
+        strangers.welcome(request.transport)
+        return web.Response(text='event: degraded\ndata: "well"\n\n')
+
+    app.add_routes([web.get("/", hello), web.get("/v1/events", events)])
     runner = web.AppRunner(app)
     await runner.setup()
     assert runner.server is not None
@@ -96,3 +104,21 @@ def test_a_request_that_was_heard_before_the_arrival_makes_no_stranger() -> None
     strangers.welcome(transport)
     strangers.arrive(transport)
     assert len(strangers) == 0
+
+
+def test_the_run_itself_comes_in_by_the_port_when_its_socket_is_gone(tmp_path: Path) -> None:
+    """Else its keeper would kill an orchestrator that is well, again and again, and its story would not be told."""
+    make_passes(tmp_path, "train")
+    held = pass_of(tmp_path, Role.OPERATOR)
+
+    async def story() -> None:
+        async with opened(tmp_path, Strangers()) as port:
+            gone = Endpoint(url=f"https://127.0.0.1:{port}", pid=1, socket=str(tmp_path / "gone"))
+            assert await asyncio.to_thread(answers, gone, held)
+            assert not await asyncio.to_thread(answers, gone)
+            async with asyncio.timeout(10):
+                async for moment in moments(lambda: gone, "", held):
+                    assert moment == Degraded("well")
+                    break
+
+    asyncio.run(story())

@@ -15,7 +15,7 @@ from torchrelay.agent.__main__ import address_book
 from torchrelay.api.endpoint import ENDPOINT, Endpoint, read_endpoint, write_endpoint
 from torchrelay.cli.launch.run import take_folder
 from torchrelay.client.asking import NoAnswer, ask
-from torchrelay.launcher.local_run import JOURNAL_HEADER, moments
+from torchrelay.launcher.following import JOURNAL_HEADER, moments
 from torchrelay.orchestrator.store.journal import Journal
 from torchrelay.orchestrator.views.story import Moment
 

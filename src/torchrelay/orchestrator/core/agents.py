@@ -42,7 +42,7 @@ from torchrelay.protocol.messages.events import (
     WorkerWarm,
     age_event,
 )
-from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.messages.ids import SAFE_ID, NodeId
 from torchrelay.wire.messages.channel import (
     VERSION,
     Ack,
@@ -71,6 +71,8 @@ MAX_UNREAD = 64 << 20
 FINAL_BINARY = 0x82
 # Another version computes other bits, or does not understand what it is sent.
 MUST_BE_THE_SAME = ("torch", "torchrelay")
+MOST_REMARKS = 16
+MORE_REMARKS = "further machines differ, too: the orchestrator's log names them"
 
 # What an agent may tell. Everything else is decided here, and who claims it is not an agent of ours.
 TELLABLE: tuple[type[Event], ...] = (
@@ -150,11 +152,17 @@ class Sameness:
 
     def __init__(self) -> None:
         self._first: tuple[NodeId, Facts] | None = None
-        self.remarks: dict[NodeId, str] = {}
+        self._differing: dict[NodeId, str] = {}
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What differs, for people."""
+        found = tuple(self._differing.values())
+        return found if len(found) <= MOST_REMARKS else (*found[:MOST_REMARKS], MORE_REMARKS)
 
     def compare(self, node: NodeId, facts: Facts | None) -> str:
         """Why this machine cannot be one of them; empty if it can. What differs otherwise becomes a remark."""
-        self.remarks.pop(node, None)
+        self._differing.pop(node, None)
         if facts is None:
             return ""
         if self._first is None or self._first[0] == node:
@@ -162,13 +170,21 @@ class Sameness:
             return ""
         first, known = self._first
         differ = facts.differing(known)
-        found = {name: f"{name} is {ours} on {node} and {theirs} on {first}" for name, ours, theirs in differ}
+        found = {
+            name: f"{name} is {printable(ours)} on {node} and {printable(theirs)} on {first}"
+            for name, ours, theirs in differ
+        }
         if refused := [text for name, text in found.items() if name in MUST_BE_THE_SAME]:
             return f"{', '.join(refused)}: install the same on all machines"
         if found:
-            self.remarks[node] = ", ".join(found.values())
-            log.warning("%s", self.remarks[node])
+            self._differing[node] = ", ".join(found.values())
+            log.warning("%s", self._differing[node])
         return ""
+
+
+def printable(text: str) -> str:
+    """What an agent says of itself, as it may stand on a terminal."""
+    return text if text.isprintable() else ascii(text)
 
 
 async def serve_agent(
@@ -220,6 +236,8 @@ def refuse(attach: object) -> str:
         return f"the first message was {type(attach).__name__}, not Attach"
     if attach.version != VERSION:
         return f"the agent speaks version {attach.version}, the orchestrator {VERSION}: install the same torchrelay"
+    if not SAFE_ID.fullmatch(attach.node):
+        return f"{printable(attach.node[:100])} is no name for a node: use letters, digits, '.', '_' and '-'"
     return "" if attach.slots > 0 else "a node needs at least one slot"
 
 
@@ -243,6 +261,7 @@ async def converse(
             lease=service.journal.lease,
             journal=service.journal.name,
             tainted=tainted,
+            printed=() if output is None else output.printed(attach.node),
         )
     )
     joined = NodeJoined(node=attach.node, incarnation=attach.incarnation, slots=attach.slots, workers=attach.workers)
@@ -278,9 +297,9 @@ def hear_message(
             service.beat(connection, beat)
         case NetworkFrame(news):
             service.show_network(connection, news)
-        case OutputFrame(log=name, lines=lines):
+        case OutputFrame() as frame:
             if output is not None:
-                output.write(name, lines)  # what is no worker's log is left out
+                output.write(connection.node, frame)  # what is no worker's log is left out
         case Attach():
             raise WireError("Attach said twice")
 

@@ -46,7 +46,7 @@ from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.rules.cluster import EMPTY, RULES_VERSION, advance
 from torchrelay.protocol.rules.standing import StandingOrders
-from torchrelay.wire.messages.channel import JobTerms, Shutdown
+from torchrelay.wire.messages.channel import SHUTDOWN_GRACE_S, JobTerms, Shutdown
 from torchrelay.wire.messages.pathnews import NetworkNews
 
 log = logging.getLogger("torchrelay.orchestrator")
@@ -472,13 +472,13 @@ class Orchestrator:
             self.journal.lease,
         )  # fmt: skip
 
-    def begin_shutdown(self, reason: str) -> None:
+    def begin_shutdown(self, reason: str, grace_s: float = SHUTDOWN_GRACE_S) -> None:
         """Let the agents end their workers and go; then end. Returns at once."""
         if self.superseded:
             return
         log.info("shutting down: %s", reason)
         for connection in self.connections.values():
-            connection.send(Shutdown(reason=reason))
+            connection.send(Shutdown(reason=reason, grace_s=grace_s))
         if self._leave_at_s is None:
             self._leave_at_s = asyncio.get_running_loop().time() + SHUTDOWN_S
 

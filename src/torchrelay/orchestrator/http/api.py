@@ -150,7 +150,7 @@ def status_of(service: Orchestrator, remarks: tuple[str, ...] = ()) -> Status:
 
 
 async def get_status(request: web.Request) -> web.Response:
-    return answer(status_of(request.app[SERVICE], tuple(request.app[SAMENESS].remarks.values())))
+    return answer(status_of(request.app[SERVICE], request.app[SAMENESS].remarks))
 
 
 def of_job(view: Callable[[Scene, Job], Struct]) -> Handler:
@@ -228,7 +228,7 @@ async def tell_all(service: Orchestrator, stream: web.StreamResponse, since: int
         if service.degraded != degraded:
             degraded = service.degraded
             await stream.write(b"event: degraded\ndata: %b\n\n" % msgspec.json.encode(degraded))
-        for remark in [one for one in sameness.remarks.values() if one not in remarked]:
+        for remark in [one for one in sameness.remarks if one not in remarked]:
             remarked.add(remark)
             await stream.write(b"event: remark\ndata: %b\n\n" % msgspec.json.encode(remark))
         fresh = service.moments.after(since)

@@ -64,6 +64,7 @@ from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.moves import MoveState
 from torchrelay.schedulers.local import write_file
 from torchrelay.wire.files.owned import Foreign, read_owned
+from torchrelay.wire.messages.channel import SHUTDOWN_GRACE_S
 from torchrelay.wire.trust.trust import TrustError, read_token, redact
 
 Planner = Callable[[Orchestrator, str], Planned]
@@ -92,6 +93,7 @@ class ShutDown(Struct, frozen=True):
     """The body of a shutdown."""
 
     reason: str = "shut down by the operator"
+    grace_s: float = SHUTDOWN_GRACE_S  # that workers have between SIGTERM and SIGKILL
 
 
 class RestartAsk(Struct, frozen=True, kw_only=True):
@@ -221,7 +223,7 @@ async def post_shutdown(request: web.Request) -> web.Response:
         pass  # an end must be possible on a full disk, too
     except Superseded as error:
         raise refusal(web.HTTPServiceUnavailable, str(error)) from error
-    service.begin_shutdown(order.reason)
+    service.begin_shutdown(order.reason, order.grace_s)
     return answer({"at_ms": wall_clock_ms(), "agents": len(service.connections)}, 202)
 
 

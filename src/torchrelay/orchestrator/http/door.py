@@ -166,8 +166,9 @@ class Door:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._refused_s.get(host, -COMPLAIN_S) < COMPLAIN_S:
             return
+        self._refused_s.pop(host, None)
         if len(self._refused_s) >= STRANGERS:
-            self._refused_s.clear()
+            del self._refused_s[next(iter(self._refused_s))]  # the one that was heard of longest ago
         self._refused_s[host] = now_s
         why = getattr(error, "verify_message", "") or getattr(error, "reason", "") or str(error) or type(error).__name__
         log.warning("refused a connection from %s: no certificate of this job (%s)", host, ascii(why)[1:-1][:LONGEST])

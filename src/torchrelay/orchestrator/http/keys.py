@@ -86,8 +86,9 @@ class Keys:
         kind, now_s = f"{request.remote}: {why.rpartition(' needs ')[2]}", time.monotonic()
         if now_s - self._said.get(kind, -COMPLAIN_S) < COMPLAIN_S:
             return
+        self._said.pop(kind, None)
         if len(self._said) >= MOST_KINDS:
-            self._said.clear()
+            del self._said[next(iter(self._said))]  # the one that was said longest ago
         self._said[kind] = now_s
         log.warning("refused %s", ascii(f"{request.remote}: {why}")[1:-1])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import NewType
 
@@ -11,6 +12,8 @@ JobId = NewType("JobId", str)
 NodeId = NewType("NodeId", str)
 # One life of one worker process. Never used again: a process started anew has a new id.
 WorkerId = NewType("WorkerId", str)
+# Names of nodes and workers name files, too: nothing that leads out of a folder.
+SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 Rank = NewType("Rank", int)
 # Grows by one whenever all ranks are asked anew where they stand, or to stop; a job starts in generation 1. What was
 # said in an earlier one counts no more.

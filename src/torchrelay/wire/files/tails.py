@@ -46,6 +46,27 @@ class Tail:
             self.rest = b""
         return found
 
+    def position(self) -> tuple[int, int]:
+        """The file's number, and its first byte that was not told. (0, 0): there is no file yet."""
+        return (os.fstat(self.file).st_ino, self.offset - len(self.rest)) if self.file >= 0 else (0, 0)
+
+    def seek(self, file: int, offset: int) -> None:
+        """Go on at a position. The file may have been renamed since; if it is gone, begin with the one that is there.
+
+        Raises OSError if it cannot be opened.
+        """
+        self.close()
+        self.rest = b""
+        for path in (self.path, self.path.with_name(f"{self.path.name}.1")):
+            try:
+                self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            if os.fstat(self.file).st_ino == file:
+                self.offset = offset
+                return
+            self.close()
+
     def close(self) -> None:
         """What comes next is in another file."""
         if self.file >= 0:

@@ -13,9 +13,9 @@ and with their numbers, after every `Attached`. `Ack(seq)` says that every event
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Annotated, cast
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from torchrelay.protocol.health.pulses import Beat
 from torchrelay.protocol.messages.events import AnyEvent, JobSpec, WorkerSeen
@@ -26,7 +26,9 @@ from torchrelay.wire.messages.pathnews import NetworkNews
 
 AGENT_PATH = "/agent"
 LAUNCH_PATH = "/v1/launch"  # GET: what agents that have no folder in common with the launcher are to run
-VERSION = 5  # of this channel; both ends must have the same
+VERSION = 6  # of this channel; both ends must have the same
+Fact = Annotated[str, Meta(max_length=100)]
+SHUTDOWN_GRACE_S = 5.0
 
 
 # ---------------------------------------------------------------- agent -> orchestrator
@@ -35,11 +37,11 @@ VERSION = 5  # of this channel; both ends must have the same
 class Facts(Struct, frozen=True, kw_only=True):
     """What must be the same on all machines, or had better be; empty where it is not known."""
 
-    torch: str = ""
-    torchrelay: str = ""
-    python: str = ""
-    driver: str = ""  # of NVIDIA's GPUs
-    script: str = ""  # digest of the main file
+    torch: Fact = ""
+    torchrelay: Fact = ""
+    python: Fact = ""
+    driver: Fact = ""  # of NVIDIA's GPUs
+    script: Fact = ""  # digest of the main file
 
     def differing(self, other: Facts) -> tuple[tuple[str, str, str], ...]:
         """Name, ours and theirs, of what both know and what differs."""
@@ -95,13 +97,21 @@ class NetworkFrame(Struct, frozen=True, tag=True):
     news: NetworkNews
 
 
+class Printed(Struct, frozen=True):
+    """How far the lines of a node's log have come: to byte `end` of the file with this number (its inode)."""
+
+    log: str
+    file: int
+    end: int
+
+
 class OutputFrame(Struct, frozen=True, tag=True):
     """Lines that workers of another machine have printed, for the launcher; not acknowledged, not journalled.
 
-    `log`: the name of the file in which they stand there, and are to stand here.
+    `upto`: the log in which they stand there, and are to stand here, and where they end in it.
     """
 
-    log: str
+    upto: Printed
     lines: tuple[str, ...]
 
 
@@ -130,6 +140,7 @@ class Attached(Struct, frozen=True, tag=True, kw_only=True):
     lease: int = 0  # the orchestrator's; an agent that knows a higher one does not take it
     journal: str = ""  # the name of its journal; an agent that knows another one's does not take it
     tainted: tuple[tuple[int | None, str], ...] = ()
+    printed: tuple[Printed, ...] = ()  # what has come of this node's logs: what follows is to be sent
 
 
 class Pace(Struct, frozen=True, tag=True):
@@ -165,7 +176,7 @@ class Shutdown(Struct, frozen=True, tag=True, kw_only=True):
     """End all workers (SIGTERM, after `grace_s` SIGKILL), report them, and exit."""
 
     reason: str
-    grace_s: float = 5.0
+    grace_s: float = SHUTDOWN_GRACE_S
 
 
 ToAgent = Attached | Refused | JobTerms | OrderFrame | Ack | Pace | Shutdown

@@ -152,6 +152,35 @@ def test_what_begins_to_move_late_is_noticed_though_few_calls_are_looked_at(monk
     assert b"own of" in hidden.record()
 
 
+def test_what_is_too_large_to_tell_and_moves_late_is_known_to_move_in_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it moved at all is seen at the gate. Whether the call itself has done it only a look at its entry tells."""
+    monkeypatch.setattr(Redo, "_due", lambda _: False)
+    own, begun = SimpleNamespace(table=np.zeros(1 << 20)), False
+
+    def step() -> None:
+        if begun:
+            own.table = own.table + 1
+
+    model = torch.nn.Linear(2, 2)
+    state = State(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    redo, hidden = Redo(state), state.private.hidden
+    hidden.add(step)
+
+    def calls(number: int) -> None:
+        for _ in range(number):
+            redo.mark()
+            redo.probe_entry()
+            step()
+            redo.probe_gate()
+            hidden.look_return()
+
+    calls(2 * FIRST)
+    assert not [*hidden.state.untold.all(), *hidden.state.lacking]
+    begun = True
+    calls(5)
+    assert [path for path in (*hidden.state.untold.all(), *hidden.state.lacking) if "table" in path]
+
+
 class Meter:
     """Made when its name comes up."""
 
