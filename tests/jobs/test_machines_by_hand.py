@@ -188,7 +188,7 @@ class Listener:
     def lost(self) -> int:
         """Frames for which there was no room."""
         told = self._socket.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)
-        return struct.unpack("II", told)[1]
+        return int(struct.unpack("II", told)[1])
 
     def close(self) -> None:
         self._over.set()

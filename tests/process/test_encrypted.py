@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import select
 import socket
 import ssl
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -21,7 +23,7 @@ from torchrelay.protocol.messages.orders import Source
 from torchrelay.wire.trust import ephemeral, trust
 from torchrelay.worker.state.state import State
 from torchrelay.worker.transfer import serving, transfer
-from torchrelay.worker.transfer.stream import CHUNK, Stream
+from torchrelay.worker.transfer.stream import CHUNK, Stream, limit_calls
 from torchrelay.worker.transfer.tls import Tls, TlsSocket
 from torchrelay.worker.transfer.transfer import Received, StateServer, TransferFailed
 
@@ -143,6 +145,31 @@ def test_whoever_listens_reads_nothing_of_it(make: Callable[..., StateServer], e
     with relays(server) as made:
         fetch(made(listen).source, tls=OURS if encrypts else None)
     assert (MARK in b"".join(heard)) is not encrypts
+
+
+def send_in_pieces(giver: TlsSocket, data: memoryview, piece: int) -> None:
+    for at in range(0, len(data), piece):
+        giver.sendall(data[at : at + piece])
+
+
+def test_what_comes_in_odd_pieces_is_not_waited_for_beyond_its_end() -> None:
+    # Many bytes are awaited in one system call; too many, and it would wait for the limit.
+    near, far = socket.socketpair()
+    soon, chance, limit_s = time.monotonic() + 10, random.Random(1), 5.0
+    with near, far, ThreadPoolExecutor(1) as pool:
+        serving_side = pool.submit(Tls().serve, far, soon)
+        taker, _ = OURS.call(near, soon)
+        giver, _ = serving_side.result(10)
+        limit_calls(taker, limit_s)
+        for _ in range(300):
+            size, piece = chance.randrange(140_000, 500_000), chance.choice([5003, 10_007, 12_001, 15_000, 16_384])
+            data, memory = chance.randbytes(size), memoryview(bytearray(size))
+            begun = time.monotonic()
+            sending = pool.submit(send_in_pieces, giver, memoryview(data), piece)
+            assert taker.recv_into(memory, 0, socket.MSG_WAITALL) == size
+            assert time.monotonic() - begun < limit_s - 1, f"{size} bytes in pieces of {piece}"
+            sending.result(10)
+            assert memory == data
 
 
 # ---------------------------------------------------------------- who is refused

@@ -68,16 +68,8 @@ class MachinesRun(LocalRun):
         env = exported(self.plan.launch.env, self.plan.export)
         first = self.machines.hosts[0].address.rpartition("@")[2] if self.machines.hosts else ""
         master = self.machines.address if not first or is_this_machine(first) else first
-        encrypts = not self.plan.plain_transfer
         return msgspec.structs.replace(
-            self.plan.launch,
-            env=env,
-            inherit=False,
-            job=self.plan.spec.job,
-            master_addr=master,
-            code="",
-            encrypts=encrypts,
-            preload=(*self.plan.launch.preload, *(ENCRYPTING if encrypts else ())),
+            encrypting(self.plan), env=env, inherit=False, job=self.plan.spec.job, master_addr=master, code=""
         )
 
     def agent_command(self, node: NodeId, slots: int) -> list[str]:
@@ -135,6 +127,13 @@ class MachinesRun(LocalRun):
                 self.voice.say(f"{trouble}; the ranks train on, it is tried again, for an hour at most")
             elif loop.time() - since > AWAY_S:
                 self.give_up(trouble)
+
+
+def encrypting(plan: Plan) -> Launch:
+    """What is launched: what goes from worker to worker is encrypted, unless the plan says that nobody listens."""
+    if plan.plain_transfer:
+        return plan.launch
+    return msgspec.structs.replace(plan.launch, encrypts=True, preload=(*plan.launch.preload, *ENCRYPTING))
 
 
 def slots_of(plan: Plan, machines: Machines) -> dict[NodeId, int]:
