@@ -20,7 +20,7 @@ import torch
 from tests.support.relay import MakeRelay, Relay, flip, relays
 from torchrelay.protocol.messages.ids import Generation, Point, Rank
 from torchrelay.protocol.messages.orders import Source
-from torchrelay.wire.trust import ephemeral, trust
+from torchrelay.wire.trust import trust
 from torchrelay.worker.state.state import State
 from torchrelay.worker.transfer import serving, transfer
 from torchrelay.worker.transfer.stream import CHUNK, Stream, limit_calls
@@ -244,12 +244,12 @@ def test_it_is_the_fingerprint_that_keeps_the_middle_out(server: StateServer, mo
     assert MARK in middle.read["server"]
 
 
-def test_a_certificate_of_somebody_else_cannot_be_shown(server: StateServer) -> None:
-    # Without its key: OpenSSL lets nobody show it, and the client checks the signature of the handshake by it.
-    with connect(server) as connected:
-        stolen, fingerprint = OURS.call(connected, time.monotonic() + 5)
-        assert fingerprint == ephemeral.fingerprint_of(stolen.certificate())
-    assert fingerprint != OURS.fingerprint
+def test_a_client_knows_the_server_by_the_certificate_it_was_shown(make: Callable[..., StateServer]) -> None:
+    theirs, soon = Tls(), time.monotonic() + 5
+    with connect(make(theirs)) as connected:
+        line, fingerprint = OURS.call(connected, soon)
+        assert fingerprint == theirs.fingerprint == trust.fingerprint_of(line.certificate())
+    assert OURS.fingerprint != theirs.fingerprint, "each process has its own"
 
 
 def test_who_speaks_plain_to_one_that_encrypts_is_told_so_at_once(server: StateServer) -> None:

@@ -23,6 +23,8 @@ import ssl
 import struct
 import time
 
+from torchrelay.wire.trust.trust import fingerprint_of
+
 PIECE = 128 << 10  # bytes that go between the socket and TLS at once: they stay in the processor's cache
 SMALL = 4 << 10  # the same for short messages
 RECORD = 17 << 10  # bytes that a record has at most, and more
@@ -41,7 +43,7 @@ class Tls:
 
     def __init__(self) -> None:
         """Raises `OSError`."""
-        from torchrelay.wire.trust.ephemeral import use_new_certificate  # slow to import, and not needed without TLS
+        from torchrelay.wire.trust.authority import use_own_certificate  # slow to import, and not needed without TLS
 
         self._server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -51,7 +53,7 @@ class Tls:
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.options |= ssl.OP_NO_TICKET
         self._server.num_tickets = 0
-        self.fingerprint = use_new_certificate(self._server)
+        self.fingerprint = use_own_certificate(self._server)
 
     def serve(self, connected: socket.socket, deadline: float) -> tuple[TlsSocket, str]:
         """The server's side of a handshake: the encrypted connection, and our fingerprint. Raises `OSError`."""
@@ -61,8 +63,6 @@ class Tls:
 
     def call(self, connected: socket.socket, deadline: float) -> tuple[TlsSocket, str]:
         """The client's side: the encrypted connection, and the fingerprint that we were shown. Raises `OSError`."""
-        from torchrelay.wire.trust.ephemeral import fingerprint_of
-
         made = TlsSocket(connected, self._client, server_side=False)
         made.shake_hands(deadline)
         return made, fingerprint_of(made.certificate())
