@@ -9,6 +9,7 @@ takes, digest included. All three ways go in turns in one run; the first turn is
 tls_ratio, plain_ratio       bytes a second over those of the plain stream, medians; *_least, *_most: of single turns
 tls_over_plain               what encryption leaves of our own plain transfer
 NAME_gb_per_s                of the stream, our plain transfer, and TLS; *_least, *_most: the spread over the turns
+NAME_cpu_s_per_gb            processor time of both ends together, median
 connection_ms, connection_tls_ms    a record of 100 bytes, on a connection of its own, median
 certificate_ms               what a worker does at its start, once `cryptography` is imported, median
 first_certificate_ms         the same with that import
@@ -89,8 +90,11 @@ def serve(host: str) -> None:
     found["stream"] = f"{host}:{listening.getsockname()[1]}"
     print(json.dumps(found), flush=True)
     for line in sys.stdin:
-        memory = memoryview(bytearray(b"\1") * json.loads(line))
-        print(json.dumps("ready"), flush=True)
+        size = json.loads(line)
+        memory = memoryview(bytearray(b"\1") * (size or 0))
+        print(json.dumps(time.process_time()), flush=True)
+        if size is None:
+            continue
         connected, _ = listening.accept()
         with connected:
             for at in range(0, len(memory), CHUNK):
@@ -122,6 +126,7 @@ class Taker:
         from torchrelay.protocol.messages.orders import Source
         from torchrelay.worker.transfer.transfer import fetch_state
 
+        spent = time.process_time()
         got = fetch_state(
             [Source(Rank(0), address)],
             self.secret,
@@ -131,17 +136,18 @@ class Taker:
             timeout_s=120,
             tls=self.tls if way == "tls" else None,
         )
-        return {"took_s": got.took_s, "size": got.size, "digest": got.digest}
+        cpu_s = time.process_time() - spent
+        return {"took_s": got.took_s, "cpu_s": cpu_s, "size": got.size, "digest": got.digest}
 
     def stream(self, size: str, address: str) -> dict[str, object]:
         """As many bytes over one connection, into memory that is there."""
         memory = memoryview(bytearray(b"\1") * int(size))
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port))) as connected:
-            begun, at = time.perf_counter(), 0
+            spent, begun, at = time.process_time(), time.perf_counter(), 0
             while at < len(memory):
                 at += connected.recv_into(memory[at : at + CHUNK])
-            return {"took_s": time.perf_counter() - begun, "size": at}
+            return {"took_s": time.perf_counter() - begun, "cpu_s": time.process_time() - spent, "size": at}
 
     def connections(self, way: str, address: str) -> dict[str, object]:
         """Small ones, one after the other."""
@@ -205,15 +211,16 @@ def measure(gigabytes: float, rounds: int) -> tuple[dict[str, object], str]:
         for number in range(rounds + 1):
             # Who is first changes, so that drift favours nobody.
             for way in WAYS[number % 3 :] + WAYS[: number % 3]:
-                if way == "stream":
-                    source.ask(size)
-                    found[way].append(taker.ask(("stream", str(size), where[way])))
-                else:
-                    found[way].append(taker.ask(("transfer", way, where[way])))
+                begun = source.ask(size if way == "stream" else None)
+                what = ("stream", str(size)) if way == "stream" else ("transfer", way)
+                found[way].append(taker.ask((*what, where[way])))
+                found[way][-1]["cpu_s"] += source.ask(None) - begun
             progress(f"round {number}: " + ", ".join(f"{way} {found[way][-1]['took_s']:.3f} s" for way in WAYS))
         if len({one["digest"] for way in ("plain", "tls") for one in found[way]}) != 1:
             raise RuntimeError("the digests of the state differ")
         figures = figures_of({way: [one["took_s"] for one in took[1:]] for way, took in found.items()}, size)
+        for way, took in found.items():
+            figures[f"{way}_cpu_s_per_gb"] = statistics.median(one["cpu_s"] for one in took[1:]) * 1e9 / size
         for way, name in (("plain", "connection_ms"), ("tls", "connection_tls_ms")):
             figures[name] = taker.ask(("connections", way, where[way]))["took_ms"]
     told = subprocess.run([sys.executable, __file__, "--certificates"], check=True, capture_output=True, text=True)

@@ -78,16 +78,8 @@ class MachinesRun(LocalRun):
         env = exported(self.plan.launch.env, self.plan.export)
         first = self.machines.hosts[0].address.rpartition("@")[2] if self.machines.hosts else ""
         master = self.machines.address if not first or is_this_machine(first) else first
-        encrypts = not self.plan.plain_transfer
         return msgspec.structs.replace(
-            self.plan.launch,
-            env=env,
-            inherit=False,
-            job=self.plan.spec.job,
-            master_addr=master,
-            code="",
-            encrypts=encrypts,
-            preload=(*self.plan.launch.preload, *(ENCRYPTING if encrypts else ())),
+            encrypting(self.plan), env=env, inherit=False, job=self.plan.spec.job, master_addr=master, code=""
         )
 
     def agent_command(self, node: NodeId, slots: int) -> list[str]:
@@ -177,6 +169,13 @@ def some_of(nodes: Sequence[NodeId]) -> str:
     """Their names, not too many of them."""
     shown = ", ".join(nodes[:MOST_NAMES])
     return shown if len(nodes) <= MOST_NAMES else f"{shown} and {len(nodes) - MOST_NAMES} more"
+
+
+def encrypting(plan: Plan) -> Launch:
+    """What is launched: what goes from worker to worker is encrypted, unless the plan says that nobody listens."""
+    if plan.plain_transfer:
+        return plan.launch
+    return msgspec.structs.replace(plan.launch, encrypts=True, preload=(*plan.launch.preload, *ENCRYPTING))
 
 
 def slots_of(plan: Plan, machines: Machines) -> dict[NodeId, int]:

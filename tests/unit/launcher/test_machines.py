@@ -10,8 +10,9 @@ import pytest
 from torchrelay.cli.launch.run import plan
 from torchrelay.client.runs import NotPossible
 from torchrelay.launcher.machines import Host, Machines, by_hand, exported, own_address, parse_hosts, read_hostfile
-from torchrelay.launcher.machines_run import slots_of
+from torchrelay.launcher.machines_run import encrypting, slots_of
 from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.wire.files.launch import ENCRYPTING, PRELOAD
 
 
 @pytest.fixture
@@ -68,6 +69,7 @@ def test_a_line_of_a_hostfile_that_makes_no_sense_is_named(tmp_path: Path, text:
     [
         (["--hosts", "a", "--hostfile", "f"], "give one of them"), (["--hosts", "a", "--by-hand"], "give one of them"),
         (["--host", "x"], "only with --hosts"), (["--export", "ALL"], "only with --hosts"),
+        (["--plain-transfer"], "--plain-transfer: only with --hosts"),
         (["--hosts", "a,b", "--isolate"], "pretends nodes"), (["--hosts", "a,b", "--nnodes", "3"], "2 hosts are named"),
         (["--hosts", "a,b", "--nnodes", "2", "--spare-nodes", "1"], "2 hosts are named"),
         (["--hosts", "a,b:2", "--nproc-per-node", "4"], "b: fewer slots"), (["--by-hand"], "give --host ADDRESS"),
@@ -95,6 +97,19 @@ def test_more_hosts_than_are_needed_are_spare_ones(script: str) -> None:
     made = plan([*words, "--run-dir", "run", script])
     assert made.machines is not None
     assert slots_of(made, made.machines) == {"a": 4, "b": 6, "c": 4}
+
+
+def test_between_machines_it_is_encrypted_unless_the_network_is_trusted(script: str) -> None:
+    words = ["--hosts", "a,b", "--host", "10.0.0.1"]
+    made = encrypting(plan([*words, "--run-dir", "one", script]))
+    assert made.encrypts
+    assert set(ENCRYPTING) < set(made.preload)
+    plain = plan([*words, "--run-dir", "two", "--plain-transfer", script])
+    assert not encrypting(plain).encrypts
+    assert encrypting(plain).preload == PRELOAD
+    assert any("unencrypted" in remark for remark in plain.remarks)
+    alone = plan(["--run-dir", "three", script])
+    assert (alone.launch.encrypts, alone.launch.preload) == (False, PRELOAD), "on one machine nothing is"
 
 
 def test_the_pass_is_in_no_command_line() -> None:

@@ -24,7 +24,7 @@ PRELOAD = (
     "numpy",
     "torchrelay.worker.bootstrap.main",
 )
-ENCRYPTING = ("torchrelay.wire.trust.ephemeral",)  # the same for runs whose workers encrypt
+ENCRYPTING = ("torchrelay.wire.trust.authority",)  # the same for runs whose workers encrypt
 FUNCTION = "torchrelay.worker.bootstrap.main:run_worker"
 # Printed by rank 0 of a script that steps without protect(); `torchrelay run` adds what would protect it.
 UNPROTECTED = "torchrelay: this script takes a step without protect(): it runs unprotected"

@@ -2,10 +2,14 @@
 
 `cryptography` makes the certificates: the library that Python projects use for it, and the standard library cannot.
 Its key never touches a disk, so no further pass can be made for a job, by nobody: all nodes of a job share one.
+
+Workers that talk to one another have certificates that nobody has signed but they themselves: `use_own_certificate`.
 """
 
 from __future__ import annotations
 
+import os
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,10 +19,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from torchrelay.wire.trust.passes import Pass, Role, pass_of, write_pass
-from torchrelay.wire.trust.trust import new_token
+from torchrelay.wire.trust.trust import fingerprint_of, new_token
 
 DAYS = 366  # a job may take long, and is over by then
 SKEW = timedelta(hours=1)  # clocks of machines differ
+LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)  # for certificates whose time nobody looks at
 LONGEST_NAME = 64  # characters of a name in a certificate (RFC 5280, ub-common-name)
 
 
@@ -56,10 +61,7 @@ class Authority:
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._own_id), critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        private = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        return Pass(_pem(certificate), private.decode(), _pem(self._certificate), new_token())
+        return Pass(_pem(certificate), _private(key), _pem(self._certificate), new_token())
 
     def _begin(
         self, subject: x509.Name, key: ec.EllipticCurvePublicKey, days: float | None = None
@@ -81,6 +83,34 @@ def make_passes(run_dir: Path, job: str) -> dict[Role, Path]:
     return {role: write_pass(pass_of(run_dir, role), authority.issue(role)) for role in Role}
 
 
+def use_own_certificate(context: ssl.SSLContext) -> str:
+    """Make one for this process, let the context show it, forget the key; returns its fingerprint. Raises `OSError`.
+
+    It has neither name nor authority: whoever talks to us learns by a proof whether it is the right one. OpenSSL takes
+    it from a file, so there is one in memory, without a name, which is closed at once.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(LONG_AGO)
+        .not_valid_after(LONG_AGO + timedelta(days=100 * DAYS))
+        .sign(key, hashes.SHA256())
+    )
+    held = os.memfd_create("certificate", os.MFD_CLOEXEC)
+    try:
+        with open(held, "w", closefd=False) as file:
+            file.write(_private(key) + _pem(certificate))
+        context.load_cert_chain(f"/proc/self/fd/{held}")
+    finally:
+        os.close(held)
+    return fingerprint_of(certificate.public_bytes(serialization.Encoding.DER))
+
+
 def _usage(*, key_cert_sign: bool = False, digital_signature: bool = False) -> x509.KeyUsage:
     """What a key is for (RFC 5280, 4.2.1.3)."""
     return x509.KeyUsage(
@@ -94,6 +124,11 @@ def _usage(*, key_cert_sign: bool = False, digital_signature: bool = False) -> x
         encipher_only=False,
         decipher_only=False,
     )
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> str:
+    plain = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain).decode()
 
 
 def _pem(certificate: x509.Certificate) -> str:

@@ -44,6 +44,11 @@ def new_token() -> str:
     return _TOKEN_PREFIX + secrets.token_urlsafe(32)
 
 
+def fingerprint_of(certificate: bytes) -> str:
+    """By which a certificate is known: SHA-256 of its DER."""
+    return hashlib.sha256(certificate).hexdigest()
+
+
 def prove(secret: bytes, nonce_a: bytes, nonce_b: bytes, context: str) -> bytes:
     """HMAC-SHA256 over both sides' nonces and what the proof is for. 32 bytes.
 

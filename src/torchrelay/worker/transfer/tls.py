@@ -23,8 +23,11 @@ import ssl
 import struct
 import time
 
+from torchrelay.wire.trust.trust import fingerprint_of
+
 PIECE = 128 << 10  # bytes that go between the socket and TLS at once: they stay in the processor's cache
 SMALL = 4 << 10  # the same for short messages
+RECORD = 17 << 10  # bytes that a record has at most, and more
 OVERHEAD = 256  # what TLS adds to so many bytes, and more
 MOST_GREETING = 64 << 10  # bytes that are read of a handshake
 ALERT = b"\x15\x03\x03\x00\x02\x02\x46"  # "protocol version": what OpenSSL does not say to who speaks no TLS at all
@@ -40,7 +43,7 @@ class Tls:
 
     def __init__(self) -> None:
         """Raises `OSError`."""
-        from torchrelay.wire.trust.ephemeral import use_new_certificate  # slow to import, and not needed without TLS
+        from torchrelay.wire.trust.authority import use_own_certificate  # slow to import, and not needed without TLS
 
         self._server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -50,7 +53,7 @@ class Tls:
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.options |= ssl.OP_NO_TICKET
         self._server.num_tickets = 0
-        self.fingerprint = use_new_certificate(self._server)
+        self.fingerprint = use_own_certificate(self._server)
 
     def serve(self, connected: socket.socket, deadline: float) -> tuple[TlsSocket, str]:
         """The server's side of a handshake: the encrypted connection, and our fingerprint. Raises `OSError`."""
@@ -60,8 +63,6 @@ class Tls:
 
     def call(self, connected: socket.socket, deadline: float) -> tuple[TlsSocket, str]:
         """The client's side: the encrypted connection, and the fingerprint that we were shown. Raises `OSError`."""
-        from torchrelay.wire.trust.ephemeral import fingerprint_of
-
         made = TlsSocket(connected, self._client, server_side=False)
         made.shake_hands(deadline)
         return made, fingerprint_of(made.certificate())
@@ -156,10 +157,10 @@ class TlsSocket:
     def _take_in(self, certain: int = 0) -> int:
         """More of what the other end has sent; returns how many bytes, 0 at the end of the connection.
 
-        `certain`: so many bytes are to come in any case. Encrypted they are not fewer, so the room can be filled in one
-        system call.
+        `certain`: so many bytes are to come in any case. Encrypted they are not fewer, but for a part of a record that
+        TLS has already. If they fill the room, all of it comes with one system call.
         """
-        fills = certain - self._incoming.pending >= len(self._room)
+        fills = certain - RECORD - self._incoming.pending >= len(self._room)
         count = self._socket.recv_into(self._room, 0, socket.MSG_WAITALL if fills else 0)
         if count:
             self._incoming.write(self._room[:count])
