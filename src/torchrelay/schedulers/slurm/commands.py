@@ -102,18 +102,21 @@ class Commands:
         """Run a command to its end. Raises `CommandFailed`: missing, hangs, prints too much, exits with nonzero."""
         limit_s = self._deadline_s if deadline_s is None else deadline_s
         now_s = asyncio.get_running_loop().time
-        begun_s = now_s()
+        begun_s, kept = now_s(), bytearray()
         process = await self._start(argv)
         try:
             async with asyncio.timeout(limit_s):
-                out, err, _ = await asyncio.gather(
-                    self._read_out(process, argv), read_some(process.stderr), process.wait()
+                out, _, _ = await asyncio.gather(
+                    self._read_out(process, argv), read_some(process.stderr, kept), process.wait()
                 )
         except TimeoutError:
-            message = f"{shown(argv)} did not end within {limit_s:g} s: {remedy_for('socket timed out')}"
-            raise CommandFailed(message, command=argv[0], hung=True) from None
+            said = one_line(kept.decode(errors="replace"))
+            helps = remedy_for(said) if said else "is slurmctld well? try `scontrol ping`"
+            message = f"{shown(argv)} did not end within {limit_s:g} s: {said or 'no word'}; {helps}"
+            raise CommandFailed(message, command=argv[0], said=said, hung=True) from None
         finally:
             await end(process)
+        err = kept.decode(errors="replace")
         said = one_line(err) or one_line(out)
         if process.returncode:
             message = f"{shown(argv)} ended with {process.returncode}: {said or 'no word'}; {remedy_for(said)}"
@@ -154,13 +157,11 @@ def shown(argv: tuple[str, ...]) -> str:
     return f"`{one_line(shlex.join(argv), 200)}`"
 
 
-async def read_some(stream: asyncio.StreamReader | None) -> str:
+async def read_some(stream: asyncio.StreamReader | None, kept: bytearray) -> None:
     """All is read, so that its writer never waits; the beginning is kept."""
     assert stream is not None, "it has been asked for"
-    kept = b""
     while part := await stream.read(1 << 16):
         kept += part[: MOST_SAID - len(kept)]
-    return kept.decode(errors="replace")
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

@@ -188,6 +188,8 @@ class SlurmScheduler:
         health, reason = judging.health_of(record)
         if node in self._sight.leaves and health is not Health.LOST:
             health, reason = Health.LEAVING, self._sight.leaves[node].reason
+        if health is Health.HEALTHY and node in self._bad:
+            health, reason = Health.LEAVING, self._bad[node]  # we may not drain it; for us it is no good all the same
         taken = grant or (None if "IDLE" in record.states else OTHERS)
         slots = self._wishes.slots or record.gpus or 1
         return NodeView(node=node, slots=slots, health=health, reason=reason, grant=taken)
