@@ -1,7 +1,7 @@
 """A fake of Slurm's commands: a program that keeps its state in a file, and that fails in each way when told to.
 
 `FakeSlurm(folder)` puts small executables into `folder/bin`. They run this file without any package, which
-takes some ten milliseconds. What it prints is in the shapes of real Slurm: text as of 22.05, JSON as of 23.02 and later.
+takes some ten milliseconds. What it prints is in the shapes of real Slurm: text as of 22.05, JSON as of 23.02.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from torchrelay.schedulers.slurm.plugin import SlurmScheduler, StartAgent, Wishe
 
 DEADLINE_S = 60.0
 QUICK = Patience(deadline_s=10.0, between_s=0.0)
-RISKY = Wishes(poll_s=0.02, shrink_risk=True, yields="low")
+RISKY = Wishes(poll_s=0.02, rest=0.0, shrink_risk=True, yields="low")
 
 
 @asynccontextmanager
@@ -479,7 +479,7 @@ def test_a_look_that_fails_says_which_command_and_changes_nothing(tmp_path: Path
     async def story(scheduler: SlurmScheduler) -> None:
         before = await scheduler.snapshot()
         fake.fail(command, how)
-        with pytest.raises(SchedulerError, match=f"`{command} "):
+        with pytest.raises(SchedulerError, match=rf"`{command}\b"):
             await scheduler.snapshot()
         fake.fail(command, "")
         assert await scheduler.snapshot() == before

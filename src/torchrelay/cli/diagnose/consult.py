@@ -37,7 +37,8 @@ def consult(given: argparse.Namespace) -> int:
 
         return show_layout(given)
     if given.script and given.script[0] == SLURM:
-        return examine(slurm_checks(), output_behind(given))
+        output = output_behind(given)
+        return examine(slurm_checks(), output)
     if given.script:
         raise NotPossible(f"{given.script[0]}: the doctor looks at a script with --layout only", 2)
 
