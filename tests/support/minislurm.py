@@ -1,6 +1,6 @@
-"""Minislurm: a real Slurm of several nodes on one machine, from Debian's packages: munged, slurmctld, a slurmd per node.
+"""Minislurm: a real Slurm of several nodes on one machine, by Debian's packages: munged, slurmctld, a slurmd per node.
 
-All is under one folder; no systemd, no cgroups, no root. Pretended GPUs are links to /dev/null. What differs from a site:
+All is in one folder; no systemd, no cgroups, no root. Pretended GPUs are links to /dev/null. It differs from a site's:
 no slurmdbd, one host address, far shorter timeouts.
 """
 
@@ -136,7 +136,7 @@ class MiniSlurm:
             f"NodeName={n} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
             f"CPUs={self.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={self.cpus} ThreadsPerCore=1 "
             f"RealMemory=1000 {gres}Feature={'spare' if n in spares else 'prod'} State=UNKNOWN"
-            for n, port in zip(names, ports[1:])
+            for n, port in zip(names, ports[1:], strict=True)
         )
         everyone = ",".join(names)
         partitions = self.partitions or (
