@@ -37,12 +37,21 @@ class FakeSlurm:
                 "singleton": False, "end": None, "preempt": None, "batch": "n1", "steps": []}  # fmt: skip
         self.path.write_text(
             json.dumps(
-                {"version": version, "operator": operator,
-                 "nodes": {name: {"flags": [], "reason": ""} for name in names},
-                 "jobs": {"1": main}, "next": 2, "faults": {}, "calls": [], "doubles": 0, "config": {},
-                 "reservations": [], "low": "REQUEUE"}
+                {
+                    "version": version,
+                    "operator": operator,
+                    "nodes": {name: {"flags": [], "reason": ""} for name in names},
+                    "jobs": {"1": main},
+                    "next": 2,
+                    "faults": {},
+                    "calls": [],
+                    "doubles": 0,
+                    "config": {},
+                    "reservations": [],
+                    "low": "REQUEUE",
+                }
             )
-        )  # fmt: skip
+        )
         for name in COMMANDS:
             self.restore(name)
         self.environ = {**os.environ, "PATH": str(self.bin)}
@@ -161,9 +170,10 @@ def schedule(state: State) -> None:
         if job["state"] != "PENDING":
             continue
         earlier = [
-            other for name, other in state["jobs"].items()
+            other
+            for name, other in state["jobs"].items()
             if int(name) < int(number) and other["name"] == job["name"] and other["state"] not in OVER
-        ]  # fmt: skip
+        ]
         if job["singleton"] and earlier:
             continue
         free = [node for node in candidates(state, job) if holder(state, node) is None]
@@ -199,8 +209,10 @@ def salloc(words: list[str], path: Path, fault: str) -> int:
     with opened(path) as state:
         count, number = int(given.get("nodes", "1")), str(state["next"])
         if count > len(state["nodes"]):
-            print("salloc: error: Job submit/allocate failed: Requested node configuration is not available",
-                  file=sys.stderr)  # fmt: skip
+            print(
+                "salloc: error: Job submit/allocate failed: Requested node configuration is not available",
+                file=sys.stderr,
+            )
             return 1
         state["next"] += 1
         state["jobs"][number] = {
@@ -400,21 +412,35 @@ def as_json(kind: str, number: str, state: State) -> dict[str, Any]:
     """The shapes of 24.11 and 26.05: numbers in three parts, states as lists."""
     if kind == "nodes":
         found = [
-            {"name": name, "state": words_of_node(name, node, state), "reason": node["reason"], "gres": "gpu:2",
-             "partitions": ["train", "low"], "cpus": 4, "free_mem": number_of(15918), "extra": "State=DOWN"}
+            {
+                "name": name,
+                "state": words_of_node(name, node, state),
+                "reason": node["reason"],
+                "gres": "gpu:2",
+                "partitions": ["train", "low"],
+                "cpus": 4,
+                "free_mem": number_of(15918),
+                "extra": "State=DOWN",
+            }
             for name, node in state["nodes"].items()
-        ]  # fmt: skip
+        ]
         return {"nodes": found, "last_update": number_of(1795940703), "meta": {}, "errors": [], "warnings": []}
     if kind == "partition":
         listed = hostlists().compress(state["nodes"])
         rows = [("train", 100, ["OFF"]), ("low", 1, [state["low"]])]
         return {
             "partitions": [
-                {"name": name, "priority": {"job_factor": 1, "tier": tier}, "preempt_mode": mode, "grace_time": 0,
-                 "nodes": {"configured": listed, "total": len(state["nodes"])}, "partition": {"state": ["UP"]}}
+                {
+                    "name": name,
+                    "priority": {"job_factor": 1, "tier": tier},
+                    "preempt_mode": mode,
+                    "grace_time": 0,
+                    "nodes": {"configured": listed, "total": len(state["nodes"])},
+                    "partition": {"state": ["UP"]},
+                }
                 for name, tier, mode in rows
             ]
-        }  # fmt: skip
+        }
     job = state["jobs"][number]
     one = {
         "job_id": int(number), "name": job["name"], "job_state": [job["state"]], "comment": job["comment"],

@@ -24,6 +24,54 @@ from typing import Self
 SBIN = ":/usr/sbin:/usr/local/sbin:/sbin"
 MARKER = ".minislurm"  # start() empties only directories that carry it
 PROC = Path("/proc")
+# Plugins of the kind */none are left unset: newer versions no longer know them.
+# TreeWidth: with a small tree a dead node makes its tree mates look dead, too.
+# SchedulerParameters: no word may contain "defer", it would switch on deferred scheduling.
+COMMON = """\
+ClusterName=mini
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={b}/run/munge.socket
+StateSaveLocation={b}/state
+SlurmdSpoolDir={b}/spool/%n
+SlurmctldPidFile={b}/run/slurmctld.pid
+SlurmdPidFile={b}/run/slurmd-%n.pid
+SlurmctldLogFile={b}/log/slurmctld.log
+SlurmdLogFile={b}/log/slurmd-%n.log
+SlurmctldDebug=debug
+SlurmdDebug=debug
+ProctrackType=proctrack/linuxproc
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0,permit_job_expansion
+PriorityType=priority/multifactor
+PriorityWeightPartition=1000
+PriorityWeightQOS=1000
+PriorityWeightAge=10
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobRequeue=1
+ReturnToService=1
+SlurmdTimeout={timeout}
+SlurmctldTimeout=10
+TreeWidth=65533
+InactiveLimit=0
+KillWait=2
+MinJobAge=300
+MaxNodeCount=64
+GresTypes=gpu
+SlurmdParameters=config_overrides
+RebootProgram=/bin/true
+"""
+PARTITIONS = """\
+PartitionName=train Nodes={nodes} Default=YES State=UP PriorityTier=100 PreemptMode=off OverSubscribe=no
+PartitionName=low Nodes={nodes} State=UP PriorityTier=1 PreemptMode=requeue GraceTime=0 OverSubscribe=no
+"""
 
 
 def find(name: str) -> str:
@@ -126,72 +174,24 @@ class MiniSlurm:
         (self.root / "etc" / "gres.conf").write_text("\n".join(lines) + "\n")
 
     def _write_slurm_conf(self) -> None:
-        b, names = self.root, self.node_names()
-        ports = free_ports(1 + self.nodes)
-        user = getpass.getuser()
         host = socket.gethostname().split(".")[0]
-        spares = set(names[len(names) - self.spare_nodes :])
+        first, *ports = free_ports(1 + self.nodes)
+        parts = [
+            COMMON.format(b=self.root, host=host, port=first, user=getpass.getuser(), timeout=self.slurmd_timeout),
+            self.extra_conf,
+            *(self._node(name, host, port) for name, port in zip(self.node_names(), ports, strict=True)),
+            self.partitions or PARTITIONS.format(nodes=",".join(self.node_names())),
+        ]
+        self.conf.write_text("\n".join(parts) + "\n")
+
+    def _node(self, name: str, host: str, port: int) -> str:
         gres = f"Gres=gpu:{self.gpus} " if self.gpus else ""
-        node_lines = "\n".join(
-            f"NodeName={n} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
+        is_spare = name in self.node_names()[self.nodes - self.spare_nodes :]
+        return (
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
             f"CPUs={self.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={self.cpus} ThreadsPerCore=1 "
-            f"RealMemory=1000 {gres}Feature={'spare' if n in spares else 'prod'} State=UNKNOWN"
-            for n, port in zip(names, ports[1:], strict=True)
+            f"RealMemory=1000 {gres}Feature={'spare' if is_spare else 'prod'} State=UNKNOWN"
         )
-        everyone = ",".join(names)
-        partitions = self.partitions or (
-            f"PartitionName=train Nodes={everyone} Default=YES MaxTime=INFINITE State=UP "
-            f"PriorityTier=100 PreemptMode=off OverSubscribe=NO\n"
-            f"PartitionName=low Nodes={everyone} MaxTime=INFINITE State=UP "
-            f"PriorityTier=1 PreemptMode=requeue GraceTime=0 OverSubscribe=NO"
-        )
-        # Plugins of the kind */none are left unset: newer versions no longer know them.
-        # TreeWidth: with a small tree a dead node makes its tree mates look dead, too.
-        # SchedulerParameters: no word may contain "defer", it would switch on deferred scheduling.
-        self.conf.write_text(f"""\
-ClusterName=mini
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmUser={user}
-SlurmdUser={user}
-AuthType=auth/munge
-CredType=cred/munge
-AuthInfo=socket={b}/run/munge.socket
-StateSaveLocation={b}/state
-SlurmdSpoolDir={b}/spool/%n
-SlurmctldPidFile={b}/run/slurmctld.pid
-SlurmdPidFile={b}/run/slurmd-%n.pid
-SlurmctldLogFile={b}/log/slurmctld.log
-SlurmdLogFile={b}/log/slurmd-%n.log
-SlurmctldDebug=debug
-SlurmdDebug=debug
-ProctrackType=proctrack/linuxproc
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0,permit_job_expansion
-PriorityType=priority/multifactor
-PriorityWeightPartition=1000
-PriorityWeightQOS=1000
-PriorityWeightAge=10
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-JobRequeue=1
-ReturnToService=1
-SlurmdTimeout={self.slurmd_timeout}
-SlurmctldTimeout=10
-TreeWidth=65533
-InactiveLimit=0
-KillWait=2
-MinJobAge=300
-MaxNodeCount=64
-GresTypes=gpu
-SlurmdParameters=config_overrides
-RebootProgram=/bin/true
-{self.extra_conf}
-{node_lines}
-{partitions}
-""")
 
     # ---- processes --------------------------------------------------------
     @property

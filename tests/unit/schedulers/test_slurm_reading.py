@@ -35,10 +35,10 @@ JOB = (
 )
 ROWS = (
     "13|PENDING|low|NONE|BeginTime||stranger|(null)\n"
-    "11|RUNNING|train|2026-11-29T08:51:04|None|n1|j+spare.1.0123456789|{\"main\":1,\"key\":\"a|1\"}\n"
+    '11|RUNNING|train|2026-11-29T08:51:04|None|n1|j+spare.1.0123456789|{"main":1,"key":"a|1"}\n'
     "more of a comment\n"
     "20_[1-4]|PENDING|low|NONE|Priority||array|(null)\n"
-)  # fmt: skip
+)
 PARTITION = (
     "PartitionName=low AllowGroups=ALL Default=NO GraceTime=60 Hidden=NO MaxTime=UNLIMITED Nodes=n[1-5] "
     "PriorityJobFactor=1 PriorityTier=1 PreemptMode=REQUEUE State=UP TotalCPUs=20 TotalNodes=5\n"
@@ -271,13 +271,34 @@ def test_the_name_says_whose_it_is_and_never_changes() -> None:
 
 
 def test_the_command_line_is_as_it_should_be() -> None:
-    need = asking.Need(name="j+spare.1.x", key="a/1", main=1, count=1, partition="train", resources=("--gres=gpu:2",),
-                       exclude=("n1", "n2"), nodes=("n4",), minutes=0, wait_s=0.5)  # fmt: skip
+    need = asking.Need(
+        name="j+spare.1.x",
+        key="a/1",
+        main=1,
+        count=1,
+        partition="train",
+        resources=("--gres=gpu:2",),
+        exclude=("n1", "n2"),
+        nodes=("n4",),
+        minutes=0,
+        wait_s=0.5,
+    )
     assert asking.salloc(need) == (
-        "salloc", "--no-shell", "--quiet", "--no-kill", "--nodes=1", "--partition=train", "--job-name=j+spare.1.x",
-        "--dependency=singleton", '--comment={"main":1,"key":"a/1"}', "--immediate=2", "--gres=gpu:2", "--time=1",
-        "--exclude=n[1-2]", "--nodelist=n4",
-    )  # fmt: skip
+        "salloc",
+        "--no-shell",
+        "--quiet",
+        "--no-kill",
+        "--nodes=1",
+        "--partition=train",
+        "--job-name=j+spare.1.x",
+        "--dependency=singleton",
+        '--comment={"main":1,"key":"a/1"}',
+        "--immediate=2",
+        "--gres=gpu:2",
+        "--time=1",
+        "--exclude=n[1-2]",
+        "--nodelist=n4",
+    )
     argv = asking.agent_argv("7", "n4", ["torchrelay", "agent"])
     assert argv[:4] == ("srun", "--jobid=7", "--overlap", "--nodes=1")
     assert argv[-2:] == ("torchrelay", "agent")

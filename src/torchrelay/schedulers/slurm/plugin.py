@@ -116,9 +116,11 @@ class SlurmScheduler:
         preempt = abilities.may_preempt(site, self._job.partition, wishes.yields)
         shrink = abilities.may_shrink(site, at_our_risk=wishes.shrink_risk)
         self.caps = msgspec.structs.replace(
-            self.caps, shrink=bool(shrink.able), report_bad=bool(drain.able),
+            self.caps,
+            shrink=bool(shrink.able),
+            report_bad=bool(drain.able),
             preempt=bool(wishes.yields) and preempt.able is not False,
-        )  # fmt: skip
+        )
         self._sight = await self._looker.see(time.time(), self._unwanted)
 
     # ------------------------------------------------------------ the port: looking
@@ -292,12 +294,17 @@ class SlurmScheduler:
         left_s = abilities.left_of(self._job, time.time())
         resources = self._wishes.resources
         return Need(
-            name=name, key=request.key, main=self._job.job, count=request.count, partition=self._job.partition,
+            name=name,
+            key=request.key,
+            main=self._job.job,
+            count=request.count,
+            partition=self._job.partition,
             resources=asking.resources_of(self._job) if resources is None else resources,
             exclude=tuple(sorted({record.name for record in mine} - set(able))),
-            nodes=tuple(preferred), minutes=None if left_s is None else math.ceil(left_s / 60),
+            nodes=tuple(preferred),
+            minutes=None if left_s is None else math.ceil(left_s / 60),
             wait_s=request.deadline_s,
-        )  # fmt: skip
+        )
 
     def _can_be_had(self, record: NodeRecord, preempt: bool) -> bool:
         if judging.is_idle(record):
@@ -469,9 +476,12 @@ class SlurmScheduler:
 
 @asynccontextmanager
 async def open_slurm(
-    main: int, folder: Path, wishes: Wishes | None = None, start_agent: StartAgent | None = None,
+    main: int,
+    folder: Path,
+    wishes: Wishes | None = None,
+    start_agent: StartAgent | None = None,
     commands: Commands | None = None,
-) -> AsyncIterator[SlurmScheduler]:  # fmt: skip
+) -> AsyncIterator[SlurmScheduler]:
     """The plugin for a job that runs.
 
     main          its id (SLURM_JOB_ID)
