@@ -111,7 +111,11 @@ def examined(doctor: argparse.ArgumentParser) -> None:
         "--nproc-per-node", "--nproc_per_node", type=positive, default=1, metavar="N", help="ranks on each node (1)"
     )
     ahead.add_argument("-m", "--module", action="store_true", help="the script is a module's name")
-    ahead.add_argument("script", nargs=argparse.REMAINDER, help="the script and its own arguments")
+    ahead.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        help="the script and its own arguments; or the word slurm: what Slurm here lets a job do",
+    )
 
 
 # ---------------------------------------------------------------- of verbs that change something

@@ -1,8 +1,9 @@
-"""Consult: `torchrelay doctor`, of this machine, of its network, or of a job's layout."""
+"""Consult: `torchrelay doctor`, of this machine, of its network, of Slurm, or of a job's layout."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import resource
@@ -23,6 +24,7 @@ from msgspec import Struct
 from torchrelay.api.shown import size_text
 from torchrelay.client.runs import NotPossible
 from torchrelay.netpath.native.library import NotBuilt, find, load
+from torchrelay.terminal import words
 from torchrelay.terminal.show import Output, show_json, table
 
 
@@ -34,12 +36,52 @@ def consult(given: argparse.Namespace) -> int:
         from torchrelay.cli.diagnose.layout import show_layout
 
         return show_layout(given)
+    if given.script and given.script[0] == SLURM:
+        output = output_behind(given)
+        return examine(slurm_checks(), output)
     if given.script:
         raise NotPossible(f"{given.script[0]}: the doctor looks at a script with --layout only", 2)
 
     if given.net:
         return examine(network_checks(), given.output)
     return examine(all_checks(), given.output)
+
+
+# ---------------------------------------------------------------- slurm
+
+SLURM = "slurm"
+
+
+def output_behind(given: argparse.Namespace) -> Output:
+    """How it is printed: -o may stand behind the word, as a script's arguments would. Raises `NotPossible`."""
+    behind = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    words.printed(behind)
+    behind.set_defaults(output=given.output)
+    try:
+        found, other = behind.parse_known_args(given.script[1:])
+    except argparse.ArgumentError as error:
+        raise NotPossible(f"doctor slurm: {error}", 2) from error
+    if other:
+        raise NotPossible(f"doctor slurm: {other[0]!r} means nothing here; there is -o table, and -o json", 2)
+    output: Output = found.output
+    return output
+
+
+def slurm_checks() -> list[Check]:
+    """What Slurm lets us do. Raises `NotPossible` where there is none."""
+    from torchrelay.cli.diagnose.slurm import slurm_rows
+    from torchrelay.schedulers.port import SchedulerError
+
+    try:
+        rows = asyncio.run(slurm_rows())
+    except SchedulerError as error:
+        raise NotPossible(f"there is no Slurm to examine here: {error}", 2) from error
+    return [
+        Check(name, State.WELL, row.why)
+        if row.able
+        else Check(name, State.REMARK, row.why if row.able is False else f"unknown: {row.why}", row.remedy)
+        for name, row in rows
+    ]
 
 
 # ---------------------------------------------------------------- network

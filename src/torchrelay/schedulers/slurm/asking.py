@@ -123,9 +123,21 @@ def agent_argv(grant: str, node: str, command: Sequence[str]) -> tuple[str, ...]
     fails does not end it (`--no-kill`), nor does a task of its own.
     """
     return (
-        "srun", f"--jobid={grant}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--no-kill",
-        "--wait=0", "--kill-on-bad-exit=0", "--quiet", "--input=none", "--unbuffered", "--mpi=none", *command,
-    )  # fmt: skip
+        "srun",
+        f"--jobid={grant}",
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={node}",
+        "--no-kill",
+        "--wait=0",
+        "--kill-on-bad-exit=0",
+        "--quiet",
+        "--input=none",
+        "--unbuffered",
+        "--mpi=none",
+        *command,
+    )
 
 
 def resources_of(job: JobRecord) -> tuple[str, ...]:
@@ -133,10 +145,14 @@ def resources_of(job: JobRecord) -> tuple[str, ...]:
     asked = job.asked
     words = [
         f"--{flag}={asked[key]}"
-        for key, flag in (("Account", "account"), ("QOS", "qos"), ("Reservation", "reservation"),
-                          ("Features", "constraint"))
+        for key, flag in (
+            ("Account", "account"),
+            ("QOS", "qos"),
+            ("Reservation", "reservation"),
+            ("Features", "constraint"),
+        )
         if key in asked
-    ]  # fmt: skip
+    ]
     gres = [
         part.removeprefix("gres:").removeprefix("gres/") for part in asked.get("TresPerNode", "").split(",") if part
     ]

@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import shutil
 import signal
+import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import IO
 
 from torchrelay.schedulers.port import SchedulerError
 from torchrelay.schedulers.tether import tethered
@@ -19,6 +22,7 @@ from torchrelay.schedulers.tether import tethered
 DEADLINE_S = 20.0
 MOST_BYTES = 64 << 20  # 10,000 nodes as JSON are 20 MB
 MOST_SAID = 64 << 10  # of stderr; the rest is read and dropped
+TICK_S = 0.25  # how often it is seen how much one has printed
 END_S = 2.0  # between SIGTERM, with which salloc takes its request back, and SIGKILL
 # Settings of Slurm's commands that are not about which cluster is meant. Those of the allocation that we run in would
 # make salloc and srun part of it, and formats of the user's would change what we read.
@@ -53,6 +57,7 @@ REMEDIES = (
     ("unable to contact slurm controller", "is slurmctld running? try `scontrol ping`"),
     ("socket timed out", "slurmctld is busy: it is asked again later"),
     ("slurm.conf", "name the cluster's configuration in SLURM_CONF"),
+    ("configuration source", "name the cluster's configuration in SLURM_CONF"),
     ("configuration file", "name the cluster's configuration in SLURM_CONF"),
     ("munge", "is munged running on this machine? try `munge -n | unmunge`"),
     ("protocol authentication error", "is munged running on this machine? try `munge -n | unmunge`"),
@@ -99,35 +104,41 @@ class Commands:
         self._most_bytes = most_bytes
 
     async def run(self, *argv: str, deadline_s: float | None = None) -> Said:
-        """Run a command to its end. Raises `CommandFailed`: missing, hangs, prints too much, exits with nonzero."""
+        """Run a command to its end. Raises `CommandFailed`: missing, hangs, prints too much, exits with nonzero.
+
+        It prints into memory and not into pipes: a child that it leaves behind keeps nobody waiting. Where this is
+        cancelled, the command is ended first.
+        """
         limit_s = self._deadline_s if deadline_s is None else deadline_s
         now_s = asyncio.get_running_loop().time
         begun_s = now_s()
-        process = await self._start(argv)
-        try:
-            async with asyncio.timeout(limit_s):
-                out, err, _ = await asyncio.gather(
-                    self._read_out(process, argv), read_some(process.stderr), process.wait()
-                )
-        except TimeoutError:
-            message = f"{shown(argv)} did not end within {limit_s:g} s: {remedy_for('socket timed out')}"
-            raise CommandFailed(message, command=argv[0], hung=True) from None
-        finally:
-            await end(process)
-        said = one_line(err) or one_line(out)
+        with memory("out") as out, memory("err") as err:
+            process = self._start(argv, out, err)
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._ended(process, out, argv)
+            except TimeoutError:
+                said = one_line(read(err))
+                helps = remedy_for(said) if said else "is slurmctld well? try `scontrol ping`"
+                message = f"{shown(argv)} did not end within {limit_s:g} s: {said or 'no word'}; {helps}"
+                raise CommandFailed(message, command=argv[0], said=said, hung=True) from None
+            finally:
+                await end(process)
+            found = Said(read(out, self._most_bytes), read(err), now_s() - begun_s)
+        said = one_line(found.err) or one_line(found.out)
         if process.returncode:
             message = f"{shown(argv)} ended with {process.returncode}: {said or 'no word'}; {remedy_for(said)}"
             raise CommandFailed(message, command=argv[0], said=said)
-        return Said(out, err, now_s() - begun_s)
+        return found
 
-    async def _start(self, argv: tuple[str, ...]) -> asyncio.subprocess.Process:
+    def _start(self, argv: tuple[str, ...], out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
         try:
             # A session of its own, so that all of it can be ended, and Ctrl-C in the terminal is not for it.
-            return await asyncio.create_subprocess_exec(
-                *argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+            return subprocess.Popen(
+                self._found(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
                 env=self._environ,
                 start_new_session=True,
                 preexec_fn=tethered(signal.SIGTERM),
@@ -137,16 +148,32 @@ class Commands:
             message = f"{argv[0]} {told}: install Slurm's commands here, or put their folder on PATH"
             raise CommandFailed(message, command=argv[0]) from error
 
-    async def _read_out(self, process: asyncio.subprocess.Process, argv: tuple[str, ...]) -> str:
-        assert process.stdout is not None, "it has been asked for"
-        parts, count = list[bytes](), 0
-        while part := await process.stdout.read(1 << 16):
-            parts.append(part)
-            count += len(part)
-            if count > self._most_bytes:
+    def _found(self, argv: tuple[str, ...]) -> list[str]:
+        """With the program's own path, by the PATH that it will run with. Raises FileNotFoundError."""
+        path = shutil.which(argv[0], path=self._environ.get("PATH"))
+        if path is None:
+            raise FileNotFoundError(argv[0])
+        return [path, *argv[1:]]
+
+    async def _ended(self, process: subprocess.Popen[bytes], out: IO[bytes], argv: tuple[str, ...]) -> None:
+        """Wait until it has ended. Raises `CommandFailed` if it prints too much meanwhile."""
+        while True:
+            over = await exits(process, TICK_S)
+            if os.fstat(out.fileno()).st_size > self._most_bytes:
                 message = f"{shown(argv)} printed more than {self._most_bytes} bytes: try the command by hand"
                 raise CommandFailed(message, command=argv[0])
-        return b"".join(parts).decode(errors="replace")
+            if over:
+                return
+
+
+def memory(name: str) -> IO[bytes]:
+    """A file that is in memory only."""
+    return os.fdopen(os.memfd_create(f"torchrelay-slurm-{name}"), "w+b")
+
+
+def read(file: IO[bytes], most: int = MOST_SAID) -> str:
+    """The beginning of what was printed into it."""
+    return os.pread(file.fileno(), most, 0).decode(errors="replace")
 
 
 def shown(argv: tuple[str, ...]) -> str:
@@ -154,22 +181,48 @@ def shown(argv: tuple[str, ...]) -> str:
     return f"`{one_line(shlex.join(argv), 200)}`"
 
 
-async def read_some(stream: asyncio.StreamReader | None) -> str:
+async def read_some(stream: asyncio.StreamReader | None, kept: bytearray) -> None:
     """All is read, so that its writer never waits; the beginning is kept."""
     assert stream is not None, "it has been asked for"
-    kept = b""
     while part := await stream.read(1 << 16):
         kept += part[: MOST_SAID - len(kept)]
-    return kept.decode(errors="replace")
 
 
-async def end(process: asyncio.subprocess.Process) -> None:
-    """End it and what it started, first in a friendly way."""
-    if process.returncode is None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
+async def exits(process: subprocess.Popen[bytes], within_s: float) -> bool:
+    """Whether a process ends within a time.
+
+    By the kernel's word for it: asyncio's own child processes may wait for ever if a task is cancelled that starts one.
+    """
+    if process.poll() is not None:
+        return True
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    word = os.pidfd_open(process.pid)
+    try:
+        loop.add_reader(word, settle, ended)
+        await asyncio.wait({ended}, timeout=within_s)
+    finally:
+        loop.remove_reader(word)
+        os.close(word)
+    return process.poll() is not None
+
+
+def settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def end(process: subprocess.Popen[bytes]) -> None:
+    """End it and what it started, first in a friendly way: salloc then takes its request back."""
+    if process.poll() is not None:
+        return
+    try:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        await exits(process, END_S)
+    finally:
+        if process.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(END_S):
-                    await process.wait()
-                    break
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, on a dead file system: let it be
+                process.wait(END_S)

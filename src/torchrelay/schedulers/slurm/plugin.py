@@ -36,7 +36,7 @@ from torchrelay.schedulers.port import (
 from torchrelay.schedulers.slurm import abilities, asking, judging
 from torchrelay.schedulers.slurm.abilities import Site
 from torchrelay.schedulers.slurm.asking import Need
-from torchrelay.schedulers.slurm.commands import CommandFailed, Commands
+from torchrelay.schedulers.slurm.commands import CommandFailed, Commands, Said
 from torchrelay.schedulers.slurm.holdings import Looker, Patience, give_back_satellites
 from torchrelay.schedulers.slurm.hostlists import compress
 from torchrelay.schedulers.slurm.judging import Sight
@@ -47,8 +47,7 @@ RECORD = "slurm.json"
 OTHERS = "others"  # the grant of nodes that other people's jobs are on
 POLL_S = 2.0
 SLOWEST_POLL_S = 30.0
-# slurmctld is left alone for so many times as long as it needed to answer.
-REST = 20
+LOOK_S = 1.0  # between two looks at what salloc waits for
 WAIT_S = 0.5  # between two looks at a satellite that somebody else has asked for
 UPDATE_S = 10.0  # for a change of a job: 22.05 tries one that it cannot make again and again
 MORE_S = 5.0  # salloc ends its own waiting; so much later we do
@@ -73,6 +72,7 @@ class Wishes(Struct, frozen=True, kw_only=True):
     resources     further words of salloc; None: those of the main job
     shrink_risk   shrink also where slurmctld may crash from it
     poll_s        seconds between two looks, at least
+    rest          slurmctld is left alone for so many times as long as it needed to answer
     """
 
     slots: int = 0
@@ -80,6 +80,7 @@ class Wishes(Struct, frozen=True, kw_only=True):
     resources: tuple[str, ...] | None = None
     shrink_risk: bool = False
     poll_s: float = POLL_S
+    rest: float = 20.0
 
 
 class SlurmScheduler:
@@ -115,9 +116,11 @@ class SlurmScheduler:
         preempt = abilities.may_preempt(site, self._job.partition, wishes.yields)
         shrink = abilities.may_shrink(site, at_our_risk=wishes.shrink_risk)
         self.caps = msgspec.structs.replace(
-            self.caps, shrink=bool(shrink.able), report_bad=bool(drain.able),
+            self.caps,
+            shrink=bool(shrink.able),
+            report_bad=bool(drain.able),
             preempt=bool(wishes.yields) and preempt.able is not False,
-        )  # fmt: skip
+        )
         self._sight = await self._looker.see(time.time(), self._unwanted)
 
     # ------------------------------------------------------------ the port: looking
@@ -165,7 +168,7 @@ class SlurmScheduler:
                 rest_s = min(SLOWEST_POLL_S, 2 * rest_s)
             else:
                 told = ""
-                rest_s = min(SLOWEST_POLL_S, max(self._wishes.poll_s, REST * (loop.time() - begun_s)))
+                rest_s = min(SLOWEST_POLL_S, max(self._wishes.poll_s, self._wishes.rest * (loop.time() - begun_s)))
 
     async def _look(self) -> Sight:
         """One look: what has changed is told, and what must not be is cancelled."""
@@ -188,6 +191,8 @@ class SlurmScheduler:
         health, reason = judging.health_of(record)
         if node in self._sight.leaves and health is not Health.LOST:
             health, reason = Health.LEAVING, self._sight.leaves[node].reason
+        if health is Health.HEALTHY and node in self._bad:
+            health, reason = Health.LEAVING, self._bad[node]  # we may not drain it; for us it is no good all the same
         taken = grant or (None if "IDLE" in record.states else OTHERS)
         slots = self._wishes.slots or record.gpus or 1
         return NodeView(node=node, slots=slots, health=health, reason=reason, grant=taken)
@@ -234,21 +239,42 @@ class SlurmScheduler:
         return await self._ask(request, name), True
 
     async def _ask(self, request: SpareRequest, name: str) -> Grant:
+        """Ask by salloc. Raises `SchedulerError`; nothing of the request is left then."""
         need = self._need(request, name)
+        asked = asyncio.create_task(self._queries.commands.run(*asking.salloc(need), deadline_s=need.wait_s + MORE_S))
         try:
-            await self._queries.commands.run(*asking.salloc(need), deadline_s=need.wait_s + MORE_S)
-            await self._look()
-        except BaseException as error:
+            held = await self._answer(asked, request.key)
+        except BaseException:
             # Whatever happened, a cancelled task included: a request that nobody waits for must not become a job.
+            asked.cancel()
             await asyncio.shield(self._take_back(name))
-            if isinstance(error, CommandFailed):
-                raise SchedulerError(self._too_few(request, str(error))) from error
             raise
-        held = self._held(request.key)
-        if held is None:
-            await self._take_back(name)
+        if held is not None:
+            return held
+        await self._take_back(name)
+        error = asked.exception()
+        if error is None:
             raise SchedulerError(f"Slurm gave a node for {request.key} and lists no job {name}: it ended at once")
-        return held
+        raise SchedulerError(self._too_few(request, str(error))) from error
+
+    async def _answer(self, asked: asyncio.Task[Said], key: str) -> Grant | None:
+        """The grant of a need, once salloc has ended or it is there: another process may have asked for the same.
+
+        Our own request then waits behind that one, and is taken back. None: there is none.
+        """
+        while not (await asyncio.wait({asked}, timeout=LOOK_S))[0]:
+            await self._look()
+            held = self._held(key)
+            if held is not None:
+                # If it is our own, salloc is about to end by itself, and must not be disturbed.
+                await asyncio.wait({asked}, timeout=LOOK_S)
+                asked.cancel()
+                await asyncio.wait({asked})
+                return held
+        if isinstance(error := asked.exception(), BaseException) and not isinstance(error, CommandFailed):
+            raise error
+        await self._look()
+        return self._held(key)
 
     def _need(self, request: SpareRequest, name: str) -> Need:
         """What exactly is asked for. Raises `SchedulerError` if there cannot be enough."""
@@ -268,12 +294,17 @@ class SlurmScheduler:
         left_s = abilities.left_of(self._job, time.time())
         resources = self._wishes.resources
         return Need(
-            name=name, key=request.key, main=self._job.job, count=request.count, partition=self._job.partition,
+            name=name,
+            key=request.key,
+            main=self._job.job,
+            count=request.count,
+            partition=self._job.partition,
             resources=asking.resources_of(self._job) if resources is None else resources,
             exclude=tuple(sorted({record.name for record in mine} - set(able))),
-            nodes=tuple(preferred), minutes=None if left_s is None else math.ceil(left_s / 60),
+            nodes=tuple(preferred),
+            minutes=None if left_s is None else math.ceil(left_s / 60),
             wait_s=request.deadline_s,
-        )  # fmt: skip
+        )
 
     def _can_be_had(self, record: NodeRecord, preempt: bool) -> bool:
         if judging.is_idle(record):
@@ -445,9 +476,12 @@ class SlurmScheduler:
 
 @asynccontextmanager
 async def open_slurm(
-    main: int, folder: Path, wishes: Wishes | None = None, start_agent: StartAgent | None = None,
+    main: int,
+    folder: Path,
+    wishes: Wishes | None = None,
+    start_agent: StartAgent | None = None,
     commands: Commands | None = None,
-) -> AsyncIterator[SlurmScheduler]:  # fmt: skip
+) -> AsyncIterator[SlurmScheduler]:
     """The plugin for a job that runs.
 
     main          its id (SLURM_JOB_ID)

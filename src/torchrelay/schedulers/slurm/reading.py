@@ -181,10 +181,15 @@ def whole(value: object) -> str:
 def nodes_of_text(text: str) -> list[NodeRecord]:
     """`scontrol show nodes -o`. Raises `Unreadable`."""
     return [
-        _node(found["NodeName"], states_of(found.get("State", "")), reason_of(line), found.get("Gres", ""),
-              words(found.get("Partitions", "")))
+        _node(
+            found["NodeName"],
+            states_of(found.get("State", "")),
+            reason_of(line),
+            found.get("Gres", ""),
+            words(found.get("Partitions", "")),
+        )
         for line, found in lines_of(text, "NodeName")
-    ]  # fmt: skip
+    ]
 
 
 def nodes_of_json(text: str) -> list[NodeRecord]:
@@ -193,10 +198,15 @@ def nodes_of_json(text: str) -> list[NodeRecord]:
     if not nodes:
         raise Unreadable("no node in it")
     return [
-        _node(whole(one.get("name")), states_of(one.get("state")) | states_of(one.get("state_flags") or []),
-              whole(one.get("reason")), whole(one.get("gres")), words(one.get("partitions")))
+        _node(
+            whole(one.get("name")),
+            states_of(one.get("state")) | states_of(one.get("state_flags") or []),
+            whole(one.get("reason")),
+            whole(one.get("gres")),
+            words(one.get("partitions")),
+        )
         for one in nodes
-    ]  # fmt: skip
+    ]
 
 
 def _node(name: str, states: frozenset[str], reason: str, gres: str, partitions: tuple[str, ...]) -> NodeRecord:
@@ -230,9 +240,17 @@ def rows_of(text: str) -> list[JobRow]:
             continue  # a task of an array, or several: never ours
         job, state, partition, ends, reason, nodes, name, comment = parts
         rows.append(
-            JobRow(job=int(job), state=state, name=name, nodes=_nodes(nodes), partition=partition, end_at=moment(ends),
-                   reason=reason, comment=whole(comment))
-        )  # fmt: skip
+            JobRow(
+                job=int(job),
+                state=state,
+                name=name,
+                nodes=_nodes(nodes),
+                partition=partition,
+                end_at=moment(ends),
+                reason=reason,
+                comment=whole(comment),
+            )
+        )
     return rows
 
 
@@ -269,11 +287,16 @@ def job_of_text(text: str) -> JobRecord:
     asked = {key: value for key in (*ASKED, "SubmitLine") if (value := whole(found.get(key)))}
     asked |= {key: found[key] for key in ("NumCPUs", "NumNodes") if found.get(key, "").isdigit()}
     return JobRecord(
-        job=int(found["JobId"]), name=found.get("JobName", ""), state=found["JobState"],
-        nodes=_nodes(found.get("NodeList", "")), batch_host=whole(found.get("BatchHost")),
-        partition=found.get("Partition", ""), end_at=moment(found.get("EndTime", "")),
-        preempt_at=moment(found.get("PreemptTime", "")), asked=asked,
-    )  # fmt: skip
+        job=int(found["JobId"]),
+        name=found.get("JobName", ""),
+        state=found["JobState"],
+        nodes=_nodes(found.get("NodeList", "")),
+        batch_host=whole(found.get("BatchHost")),
+        partition=found.get("Partition", ""),
+        end_at=moment(found.get("EndTime", "")),
+        preempt_at=moment(found.get("PreemptTime", "")),
+        asked=asked,
+    )
 
 
 def job_of_json(text: str) -> JobRecord:
@@ -291,10 +314,16 @@ def job_of_json(text: str) -> JobRecord:
         if count:
             asked[key] = f"{count:.0f}"
     return JobRecord(
-        job=int(job), name=whole(found.get("name")), state=states[0], nodes=_nodes(whole(found.get("nodes"))),
-        batch_host=whole(found.get("batch_host")), partition=whole(found.get("partition")),
-        end_at=number(found.get("end_time")) or None, preempt_at=number(found.get("preempt_time")) or None, asked=asked,
-    )  # fmt: skip
+        job=int(job),
+        name=whole(found.get("name")),
+        state=states[0],
+        nodes=_nodes(whole(found.get("nodes"))),
+        batch_host=whole(found.get("batch_host")),
+        partition=whole(found.get("partition")),
+        end_at=number(found.get("end_time")) or None,
+        preempt_at=number(found.get("preempt_time")) or None,
+        asked=asked,
+    )
 
 
 # ---------------------------------------------------------------- partitions, reservations, configuration
@@ -304,12 +333,15 @@ def partitions_of(text: str) -> list[Partition]:
     """`scontrol show partition -o`. Raises `Unreadable`."""
     return [
         Partition(
-            name=found["PartitionName"], tier=int(number(found.get("PriorityTier")) or 0),
-            preempt_mode=found.get("PreemptMode", "").upper(), nodes=frozenset(_nodes(found.get("Nodes", ""))),
-            grace_s=int(number(found.get("GraceTime")) or 0), is_up=found.get("State", "UP") == "UP",
+            name=found["PartitionName"],
+            tier=int(number(found.get("PriorityTier")) or 0),
+            preempt_mode=found.get("PreemptMode", "").upper(),
+            nodes=frozenset(_nodes(found.get("Nodes", ""))),
+            grace_s=int(number(found.get("GraceTime")) or 0),
+            is_up=found.get("State", "UP") == "UP",
         )
         for _, found in lines_of(text, "PartitionName")
-    ]  # fmt: skip
+    ]
 
 
 def partitions_of_json(text: str) -> list[Partition]:
@@ -319,12 +351,14 @@ def partitions_of_json(text: str) -> list[Partition]:
         state = (one.get("partition") or {}).get("state") or ["UP"]
         found.append(
             Partition(
-                name=whole(one.get("name")), tier=int(number((one.get("priority") or {}).get("tier")) or 0),
+                name=whole(one.get("name")),
+                tier=int(number((one.get("priority") or {}).get("tier")) or 0),
                 preempt_mode=",".join(words(one.get("preempt_mode"))).upper(),
                 nodes=frozenset(_nodes(whole((one.get("nodes") or {}).get("configured")))),
-                grace_s=int(number(one.get("grace_time")) or 0), is_up="UP" in words(state),
+                grace_s=int(number(one.get("grace_time")) or 0),
+                is_up="UP" in words(state),
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -334,11 +368,13 @@ def reservations_of(text: str) -> list[Reservation]:
         return []
     return [
         Reservation(
-            name=found["ReservationName"], start_at=moment(found.get("StartTime", "")),
-            flags=frozenset(words(found.get("Flags", ""))), nodes=frozenset(_nodes(found.get("Nodes", ""))),
+            name=found["ReservationName"],
+            start_at=moment(found.get("StartTime", "")),
+            flags=frozenset(words(found.get("Flags", ""))),
+            nodes=frozenset(_nodes(found.get("Nodes", ""))),
         )
         for _, found in lines_of(text, "ReservationName")
-    ]  # fmt: skip
+    ]
 
 
 def config_of(text: str) -> dict[str, str]:
