@@ -49,8 +49,7 @@ def allocation_in(environ: Mapping[str, str]) -> Allocation | None:
 
 def step_command(job: int, node: str, words: Sequence[str]) -> list[str]:
     """What runs an agent on a node of the job. Its pass goes over standard input, to this step alone."""
-    return [
-        "srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={node}",
-        "--no-kill", "--wait=0", "--kill-on-bad-exit=0", "--quiet", "--unbuffered", "--mpi=none", "--cpu-bind=none",
-        "--job-name=torchrelay-agent", *words,
-    ]  # fmt: skip
+    where = [f"--jobid={job}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1"]
+    lasting = ["--no-kill", "--wait=0", "--kill-on-bad-exit=0"]
+    plain = ["--quiet", "--unbuffered", "--mpi=none", "--cpu-bind=none", "--job-name=torchrelay-agent"]
+    return ["srun", *where, *lasting, *plain, *words]

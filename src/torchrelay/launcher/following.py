@@ -1,9 +1,10 @@
-"""Following: the orchestrator's story as it happens, over its event stream, through its restarts."""
+"""Following: a run is followed to its end by its orchestrator's story, or without it by what its agents write."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -11,7 +12,13 @@ import msgspec
 from msgspec import Struct
 
 from torchrelay.api.endpoint import Endpoint
+from torchrelay.client.runs import NotPossible
+from torchrelay.launcher.keeper import STAYED_AWAY, Keeper
 from torchrelay.orchestrator.views.story import Moment
+from torchrelay.protocol.messages.events import JobSpec
+from torchrelay.protocol.messages.ids import JobId, NodeId
+from torchrelay.schedulers.local import LocalScheduler
+from torchrelay.wire.files.alone import Alone, Lone, read_alone
 from torchrelay.wire.trust.passes import Role, client_context
 from torchrelay.wire.trust.trust import TrustError
 
@@ -92,3 +99,135 @@ def way_to(endpoint: Endpoint, held: Path | None = None) -> aiohttp.BaseConnecto
     if endpoint.socket and Path(endpoint.socket).exists():
         return aiohttp.UnixConnector(endpoint.socket)
     return aiohttp.TCPConnector() if held is None else aiohttp.TCPConnector(ssl=client_context(held))
+
+
+# ---------------------------------------------------------------- without an orchestrator
+
+# It is away, and perhaps for good: the run is followed to its end by what its agents write.
+#
+# Nobody decides meanwhile. Ranks that need nobody train on, to the end of their scripts; a rank that is lost is not
+# replaced, and those that wait for it wait for orders, `PATIENCE_S` at most. When nothing moves, that is an end, too.
+
+PATIENCE_S = 600.0  # how long those that need orders may wait for them: the workers' own patience
+STILL_S = 3600.0  # how long no rank may come further
+LOOK_S = 0.5
+SURE_S = 25.0  # without any agent being heard; one that is started again, or taken for stuck, is back by then
+GOES_ON = (
+    "Training goes on without it, to its end if nobody needs it; it is tried again now and then. A rank that needs it "
+    f"waits for {PATIENCE_S:g} s at most, and after an hour without any step the run ends with 92"
+)
+GRACE_S = 15.0  # after the workers' patience: their own ends, and what they say, come first
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is to be said now, and whether that is the end. `over`: the ranks have finished (True) or cannot (False)."""
+
+    say: str = ""
+    over: bool | None = None
+
+
+class Watch:
+    """Judges what the agents write, look by look; any time of the same clock may be given."""
+
+    def __init__(self, job: JobId, world_size: int) -> None:
+        self._job = job
+        self._world_size = world_size
+        self._lost_s: float | None = None  # since when a rank is lost
+        self._place: tuple[object, ...] = ()
+        self._moved_s = 0.0
+
+    def look(self, told: Iterable[Alone], now_s: float, *, finishing: bool = False) -> Finding:
+        """`finishing`: the orchestrator has said that all ranks have finished, and may have let some of them go."""
+        workers = sorted((one for alone in told for one in alone.workers if self._counts(one)), key=lambda w: w.worker)
+        # A rank that was taken over while its node could not be heard may have ended twice.
+        if finishing or len({one.rank for one in workers if one.done}) >= self._world_size:
+            return Finding(over=True)
+        place = tuple((one.worker, one.generation, one.point, one.phase, one.ended) for one in workers)
+        if place != self._place:
+            self._place, self._moved_s = place, now_s
+        lost = [one for one in workers if one.ended and one.rank is not None and one.code != 0]
+        if lost:
+            return self._lost(lost, workers, now_s)
+        self._lost_s = None
+        if now_s - self._moved_s >= STILL_S:
+            return Finding(f"no rank has come further for {STILL_S:g} s, and no orchestrator is there to act", False)
+        return Finding()
+
+    def _lost(self, lost: list[Lone], workers: list[Lone], now_s: float) -> Finding:
+        ends = ", ".join(f"rank {one.rank}: {one.ended}" for one in lost)
+        if not any(not one.ended and one.rank is not None for one in workers):
+            return Finding(f"no rank is left, and no orchestrator replaces them ({ends})", False)
+        if self._lost_s is None:
+            self._lost_s = now_s
+            return Finding(
+                f"{ends}. No orchestrator is there to replace it: if none comes back, the run ends with 92 in "
+                f"{PATIENCE_S:g} s"
+            )
+        if now_s - self._lost_s >= PATIENCE_S + GRACE_S:
+            return Finding(f"no orchestrator came back for {PATIENCE_S:g} s ({ends})", False)
+        return Finding()
+
+    def _counts(self, one: Lone) -> bool:
+        return one.job == self._job
+
+
+@dataclass
+class Followed:
+    """A run, for as long as its agents are alone: what is asked of others, and a voice."""
+
+    folder: Path
+    spec: JobSpec
+    keeper: Keeper
+    scheduler: LocalScheduler
+    say: Callable[[str], None]
+    finishing: Callable[[], bool]
+
+    async def to_its_end(self) -> NotPossible | None:
+        """Wait until all ranks have ended with 0 and nobody has heard of it; or why there is no hope for that."""
+        while True:
+            await self._until_alone()
+            trouble = self.keeper.trouble
+            self.say(f"{trouble or 'the orchestrator does not answer'}. {GOES_ON}")
+            found = await self._until_over()
+            if found is None:
+                self.say("the orchestrator is there again")
+                continue
+            if found.over:
+                return None
+            return NotPossible(found.say, self.keeper.trouble.code if self.keeper.trouble else STAYED_AWAY)
+
+    async def _until_alone(self) -> None:
+        """All agents are, for certain: an orchestrator that ends is mostly back within a second."""
+        since_s = None
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now_s = asyncio.get_running_loop().time()
+            if await self._read() is None:
+                since_s = None
+                continue
+            since_s = now_s if since_s is None else since_s
+            if now_s - since_s >= (SURE_S if self.keeper.trouble is None else 0):
+                return
+
+    async def _until_over(self) -> Finding | None:
+        """None: they are not alone any more."""
+        watch = Watch(self.spec.job, self.spec.world_size)
+        while (told := await self._read()) is not None:
+            found = watch.look(told, asyncio.get_running_loop().time(), finishing=self.finishing())
+            if found.over is not None:
+                return found
+            if found.say:
+                self.say(found.say)
+            await asyncio.sleep(LOOK_S)
+        return None
+
+    async def _read(self) -> list[Alone] | None:
+        return await asyncio.to_thread(read_all, self.folder, list(self.scheduler.processes()))
+
+
+def read_all(folder: Path, nodes: Iterable[NodeId]) -> list[Alone] | None:
+    """What the agents of all these nodes write; None if one of them is not alone."""
+    found = [read_alone(folder / node) for node in nodes]
+    known = [alone for alone in found if alone is not None]
+    return known if known and len(known) == len(found) else None

@@ -18,8 +18,7 @@ from torchrelay.api.shown import Incidents
 from torchrelay.client.client import Away, Client, Denied
 from torchrelay.client.ledger_file import ledger, write_ledger
 from torchrelay.client.runs import NotPossible
-from torchrelay.launcher.alone import Followed
-from torchrelay.launcher.following import Degraded, Remark, moments
+from torchrelay.launcher.following import Degraded, Followed, Remark, moments
 from torchrelay.launcher.keeper import CANNOT_START, Keeper
 from torchrelay.launcher.plan import ENDING, TELLING, Plan
 from torchrelay.launcher.renewal import Renewal

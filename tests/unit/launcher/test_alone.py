@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchrelay.agent.allegiance import Allegiance
-from torchrelay.launcher.alone import PATIENCE_S, STILL_S, Watch, read_all
+from torchrelay.launcher.following import PATIENCE_S, STILL_S, Watch, read_all
 from torchrelay.protocol.messages.ids import JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.wire.files.alone import FILE, Alone, Lone, write_alone
 from torchrelay.wire.messages.codec import WireError
