@@ -30,9 +30,9 @@ from torchrelay.schedulers.port import (
     SpareRequest,
     SpareSource,
 )
-from torchrelay.schedulers.slurm.asking import agent_argv, roster_of_comment, satellite_name
+from torchrelay.schedulers.slurm.asking import Wishes, agent_argv, roster_of_comment, satellite_name
 from torchrelay.schedulers.slurm.commands import Commands
-from torchrelay.schedulers.slurm.plugin import SlurmScheduler, StartAgent, Wishes, open_slurm
+from torchrelay.schedulers.slurm.plugin import SlurmScheduler, StartAgent, open_slurm
 
 pytestmark = [
     pytest.mark.slurm,

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from tests.support.fake_slurm import FakeSlurm
+from torchrelay.schedulers.slurm.asking import Wishes
 from torchrelay.schedulers.slurm.commands import Commands
-from torchrelay.schedulers.slurm.plugin import SlurmScheduler, StartAgent, Wishes, open_slurm
+from torchrelay.schedulers.slurm.plugin import SlurmScheduler, StartAgent, open_slurm
 
 DEADLINE_S = 60.0
 RISKY = Wishes(poll_s=0.02, rest=0.0, shrink_risk=True, yields="low")

@@ -27,9 +27,9 @@ from torchrelay.schedulers.port import (
     SpareRequest,
     SpareSource,
 )
-from torchrelay.schedulers.slurm.asking import roster_of_comment
+from torchrelay.schedulers.slurm.asking import Wishes, roster_of_comment
 from torchrelay.schedulers.slurm.holdings import Patience
-from torchrelay.schedulers.slurm.plugin import SlurmScheduler, Wishes
+from torchrelay.schedulers.slurm.plugin import SlurmScheduler
 
 QUICK = Patience(deadline_s=10.0, between_s=0.0)
 
@@ -162,6 +162,19 @@ def test_a_request_that_arrives_after_its_process_was_killed_is_one_too_many(tmp
         await until("the late request", lambda: fake.state()["next"] == 4)
         await scheduler.snapshot()
         assert await scheduler.acquire(SpareRequest(key="gpt/2/1")) == grant
+
+    play(fake, story)
+    assert len(fake.alive()) == 1
+    assert fake.state()["doubles"] == 0
+
+
+def test_one_that_was_given_before_its_node_was_known_to_be_bad_is_exchanged(tmp_path: Path) -> None:
+    fake = FakeSlurm(tmp_path)
+
+    async def story(scheduler: SlurmScheduler) -> None:
+        first = await scheduler.acquire(SpareRequest(key="k"))
+        second = await scheduler.acquire(SpareRequest(key="k", exclude=first.nodes))
+        assert not set(first.nodes) & set(second.nodes)
 
     play(fake, story)
     assert len(fake.alive()) == 1

@@ -28,6 +28,7 @@ from torchrelay.schedulers.slurm.reading import JobRecord, JobRow
 MOST_COMMENT = 1024  # letters; Slurm takes no more (MAX_COMMENT_LEN)
 MOST_REASON = 200
 MOST_NAME = 40
+POLL_S = 2.0
 _NUMBERED = re.compile(r"\d+")
 
 
@@ -52,6 +53,25 @@ class Need(Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()  # these and no others
     minutes: int | None = None
     wait_s: float = 600.0
+
+
+class Wishes(Struct, frozen=True, kw_only=True):
+    """What the user wants of Slurm.
+
+    slots         of each node; 0: its GPUs, or one
+    yields        the partition whose jobs may be stopped for us; empty: none
+    resources     further words of salloc; None: those of the main job
+    shrink_risk   shrink also where slurmctld may crash from it
+    poll_s        seconds between two looks, at least
+    rest          slurmctld is left alone for so many times as long as it needed to answer
+    """
+
+    slots: int = 0
+    yields: str = ""
+    resources: tuple[str, ...] | None = None
+    shrink_risk: bool = False
+    poll_s: float = POLL_S
+    rest: float = 20.0
 
 
 def satellite_name(job_name: str, main: int, key: str) -> str:

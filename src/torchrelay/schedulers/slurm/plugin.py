@@ -35,7 +35,7 @@ from torchrelay.schedulers.port import (
 )
 from torchrelay.schedulers.slurm import abilities, asking, judging
 from torchrelay.schedulers.slurm.abilities import Site
-from torchrelay.schedulers.slurm.asking import Need
+from torchrelay.schedulers.slurm.asking import Need, Wishes
 from torchrelay.schedulers.slurm.commands import CommandFailed, Commands, Said
 from torchrelay.schedulers.slurm.holdings import Looker, Patience, give_back_satellites
 from torchrelay.schedulers.slurm.hostlists import compress
@@ -45,7 +45,6 @@ from torchrelay.schedulers.slurm.reading import JobRecord, NodeRecord
 
 RECORD = "slurm.json"
 OTHERS = "others"  # the grant of nodes that other people's jobs are on
-POLL_S = 2.0
 SLOWEST_POLL_S = 30.0
 LOOK_S = 1.0  # between two looks at what salloc waits for
 WAIT_S = 0.5  # between two looks at a satellite that somebody else has asked for
@@ -62,25 +61,6 @@ class Remembered(Struct, frozen=True, kw_only=True):
     """`RUN_DIR/slurm.json`: nodes that are held for bad, and why."""
 
     bad: dict[NodeId, str]
-
-
-class Wishes(Struct, frozen=True, kw_only=True):
-    """What the user wants of Slurm.
-
-    slots         of each node; 0: its GPUs, or one
-    yields        the partition whose jobs may be stopped for us; empty: none
-    resources     further words of salloc; None: those of the main job
-    shrink_risk   shrink also where slurmctld may crash from it
-    poll_s        seconds between two looks, at least
-    rest          slurmctld is left alone for so many times as long as it needed to answer
-    """
-
-    slots: int = 0
-    yields: str = ""
-    resources: tuple[str, ...] | None = None
-    shrink_risk: bool = False
-    poll_s: float = POLL_S
-    rest: float = 20.0
 
 
 class SlurmScheduler:
@@ -228,8 +208,12 @@ class SlurmScheduler:
         while True:
             sight = await self._look()
             held = self._held(request.key)
-            if held is not None:
+            if held is not None and not set(held.nodes) & {*request.exclude, *self._bad}:
                 return held, False
+            if held is not None:
+                # It was asked for before its node was known to be bad. The next one starts when it has gone.
+                self._released |= set(held.nodes)
+                await self._cancel(int(held.grant))
             if name not in sight.waiting:
                 break
             if loop.time() >= until_s:
@@ -456,6 +440,7 @@ class SlurmScheduler:
             task.cancel()
         if self._asking:
             await asyncio.wait(set(self._asking))
+        self._released |= {node for node, grant in self._sight.held.items() if grant != str(self._job.job)}
         await give_back_satellites(self._queries, self._job.job, patience or Patience())
 
     async def close(self) -> None:
