@@ -24,12 +24,19 @@ FLAGS = ["--spare-nodes", "1", "--nproc-per-node", "1"]
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[SlurmFleet]:
-    """m1 controls; m2 to m6 compute: four ranks and a spare one."""
+    """m1 controls; m2 to m6 compute: four ranks, and a spare node in the job or beside it."""
     evidence = tmp_path / "evidence"
     evidence.mkdir()
     evidence.chmod(0o777)
     with Machines(6, shared={EVIDENCE: evidence}) as machines, Slurm(machines, tmp_path) as slurm:
         yield SlurmFleet(slurm, evidence)
+
+
+def begun_without_spare(fleet: SlurmFleet, *flags: str) -> str:
+    """It trains on four of the five nodes; returns the fifth."""
+    fleet.start(4, ["--nproc-per-node", "1", *flags], SCRIPT)
+    fleet.until_steps(4)
+    return next(name for name in fleet.slurm.nodes if name not in fleet.job.nodes())
 
 
 def begun(fleet: SlurmFleet, *flags: str, srun: str = "") -> None:
@@ -82,3 +89,31 @@ def test_a_drained_node_is_left_and_taken_again_when_it_is_resumed(fleet: SlurmF
     fleet.until_at(rank, lambda node: node == home)
     assert "xid 79" not in fleet.verb("nodes")[1]
     ended_well(fleet, tmp_path)
+
+
+def test_a_floating_spare_comes_from_an_idle_node_and_is_given_back(fleet: SlurmFleet, tmp_path: Path) -> None:
+    idle = begun_without_spare(fleet, "--spares", "floating:1")
+    rank, lost = next((rank, node) for rank in range(4) if (node := fleet.where(rank)) != fleet.head.name)
+    fleet.slurm.cut_power(lost)
+    fleet.until_at(rank, lambda node: node == idle)
+    assert f"{idle} joins in place of {lost}" in fleet.said()
+    assert len(ended_well(fleet, tmp_path).incidents()) == 1
+    wait_until("all nodes are given back", lambda: all_given_back(fleet), deadline_s=30)
+
+
+def test_a_floating_spare_for_a_drained_node_is_taken_from_a_job_that_yields(fleet: SlurmFleet, tmp_path: Path) -> None:
+    stranger = fleet.slurm.submit("sleep 1000", "-N1", "--exclusive", "--partition=low", "--no-requeue")
+    stranger.wait("RUNNING")
+    other = begun_without_spare(fleet, "--spares", "floating:1,partition=low")
+    assert stranger.nodes() == [other]
+    rank, left = next((rank, node) for rank in range(4) if (node := fleet.where(rank)) != fleet.head.name)
+    fleet.slurm.update(left, "DRAIN", "xid 79")
+    fleet.until_at(rank, lambda node: node == other)
+    assert stranger.state() in ("PREEMPTED", "CANCELLED", "")
+    ended_well(fleet, tmp_path)
+    wait_until("all nodes are given back", lambda: all_given_back(fleet), deadline_s=30)
+
+
+def all_given_back(fleet: SlurmFleet) -> bool:
+    """No job runs any more, not even one of ours that nobody remembers."""
+    return [line for line in fleet.slurm.jobs() if "COMPLETING" not in line] == []

@@ -22,6 +22,7 @@ import shutil
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import tempfile
 import time
@@ -257,6 +258,7 @@ def remove(folder: Path) -> None:
 
 STAND_BY_S = 0.5
 LINGER_S = 20.0  # how long workers train on without their agent, which is started again at once
+GIVE_BACK_S = 20.0
 MEMORY = Path("/dev/shm")
 
 
@@ -315,7 +317,11 @@ def join(arguments: list[str]) -> int:
         return ENDED_WELL
     checked(parser, options)
     log_to(options.run_dir / "logs", options.node)
-    code = run(options, os.getppid())
+    try:
+        code = run(options, os.getppid())
+    finally:
+        if options.give_back:
+            give_back(os.environ.get("SLURM_JOB_ID", ""))
     with contextlib.suppress(OSError):
         forget_environment(options.run_dir)
     with contextlib.suppress(OSError):
@@ -323,6 +329,13 @@ def join(arguments: list[str]) -> int:
             options.held.unlink()
             options.folder.rmdir()
     return code
+
+
+def give_back(job: str) -> None:
+    """Cancel a Slurm job of ours: nobody else may be there to do it."""
+    if job.isdecimal():
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(["scancel", job], timeout=GIVE_BACK_S, check=False)
 
 
 def prepare(options: argparse.Namespace) -> None:

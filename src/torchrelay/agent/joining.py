@@ -276,6 +276,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="once attached, print into its own log and no more to whoever started it, who may not read for ever",
     )
     parser.add_argument(
+        "--give-back",
+        action="store_true",
+        help="when it ends, cancel the Slurm job in which it runs: it has no other use",
+    )
+    parser.add_argument(
         "--forsaken",
         type=float,
         default=600.0,

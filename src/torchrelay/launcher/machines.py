@@ -47,6 +47,8 @@ EXPORTED = (
 )
 NOT_EXPORTED = ("CUDA_VISIBLE_DEVICES",)
 ALL = "ALL"
+# A node beside the job is held for nothing when the job is gone: its agent gives it back sooner than others end.
+SATELLITE_FORSAKEN_S = "120"
 
 _LABEL = r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"  # RFC 1035; underscores are not in it, but some sites have them
 _HOST = re.compile(rf"(?P<user>[A-Za-z0-9._-]+@)?(?P<name>{_LABEL}(\.{_LABEL})*)(:(?P<slots>\d{{1,4}}))?")
@@ -62,6 +64,14 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
+class Floating:
+    """Nodes that are had when one is lost, and not before. `partition`: whose jobs yield, if none is idle."""
+
+    nodes: int = 0
+    partition: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Machines:
     """The machines of a run. `hosts` is empty if agents are started by hand."""
 
@@ -69,17 +79,20 @@ class Machines:
     address: str  # of this machine, for the others
     ssh: tuple[str, ...] = (SSH,)
     slurm_job: int = 0  # whose nodes they are; 0: nobody's
+    floating: Floating = Floating()
 
     def host(self, node: NodeId) -> Host:
         return next(host for host in self.hosts if host.node == node)
 
-    def command(self, node: NodeId, slots: int, join: str) -> list[str]:
-        """What starts the agent of a node: it reads its pass from standard input."""
-        host = self.host(node)
+    def command(self, node: NodeId, slots: int, join: str, satellite: int = 0) -> list[str]:
+        """What starts the agent of a node: it reads its pass from standard input. `satellite`: a further Slurm job."""
         words = [sys.executable, "-P", "-m", "torchrelay.cli.main", "agent", "--join", join, "--token-file", "-"]
         words += ["--node", node, "--slots", str(slots)]
+        if satellite:
+            return step_command(satellite, node, [*words, "--own-log", "--give-back", "--forsaken", SATELLITE_FORSAKEN_S])
         if self.slurm_job:
             return step_command(self.slurm_job, node, [*words, "--own-log"])
+        host = self.host(node)
         if is_this_machine(host.address):
             return words
         flags = SSH_FLAGS if self.ssh[0].rpartition("/")[2] == SSH else ()

@@ -19,6 +19,7 @@ from torchrelay.launcher.local_run import INSIDE, LocalRun
 from torchrelay.launcher.machines import Machines, by_hand, exported, is_this_machine
 from torchrelay.launcher.plan import Plan
 from torchrelay.launcher.renewal import Renewal
+from torchrelay.launcher.satellites import Satellites, give_back
 from torchrelay.launcher.voice import Voice
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.schedulers.local import BY_SRUN, BY_SSH, FIRST_KEY, LocalScheduler
@@ -58,6 +59,7 @@ class MachinesRun(LocalRun):
         )
         self._lost: set[NodeId] = set()
         self._joined: set[NodeId] = set()
+        self._satellites: dict[NodeId, int] = {}  # nodes of further Slurm jobs
 
     def make_trust(self) -> None:
         make_passes(self.plan.run_dir, self.plan.spec.job)
@@ -83,7 +85,13 @@ class MachinesRun(LocalRun):
         )
 
     def agent_command(self, node: NodeId, slots: int) -> list[str]:
-        return self.machines.command(node, slots, self.join())
+        return self.machines.command(node, slots, self.join(), self._satellites.get(node, 0))
+
+    async def start_satellite(self, node: NodeId, job: int) -> None:
+        """An agent on a node of another Slurm job."""
+        self._satellites[node] = job
+        if node not in self.scheduler.processes():  # else it is tried again anyway, and now there
+            await self.scheduler.add(node, self.plan.spec.nproc_per_node)
 
     async def start_nodes(self) -> None:
         if self.slots:
@@ -103,6 +111,8 @@ class MachinesRun(LocalRun):
         """What the ranks printed last comes when their agents end."""
         await super().tidy_up()
         self.print_new_lines(last=True)
+        if self.machines.floating.nodes:
+            await give_back(self.machines.slurm_job, self.voice.say)
 
     async def end_at_once(self) -> None:
         """Agents on other machines hear it from the orchestrator, if it is there, and over their standard input."""
@@ -122,6 +132,19 @@ class MachinesRun(LocalRun):
             self.mind_orchestrator(),
             self.mind_start(),
             renewal.watch(),
+            *([self.satellites().mind()] if self.machines.floating.nodes else []),
+        )
+
+    def satellites(self) -> Satellites:
+        return Satellites(
+            self.machines.slurm_job,
+            self.machines.floating,
+            self.plan.run_dir,
+            first=self.slots,
+            slots=self.plan.spec.nproc_per_node,
+            now=self.now,
+            start=self.start_satellite,
+            say=self.voice.say,
         )
 
     async def mind_start(self) -> None:

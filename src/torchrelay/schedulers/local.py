@@ -192,6 +192,11 @@ class LocalScheduler:
         self._note()
         return grant
 
+    async def add(self, node: NodeId, slots: int) -> None:
+        """A further node, and its agent at once."""
+        self._pool.idle[node] = slots
+        await self.acquire(SpareRequest(key=f"{node} {len(self._pool.grants)}", prefer=(node,)))
+
     async def release(self, nodes: Sequence[NodeId], *, bad: bool, reason: str = "") -> None:
         for node in nodes:
             agent = self._pool.agents.pop(node, None)

@@ -9,6 +9,7 @@ import pytest
 from torchrelay.cli.launch.run import plan
 from torchrelay.client.runs import NotPossible
 from torchrelay.launcher.allocation import Allocation, allocation_in, step_command
+from torchrelay.launcher.machines import Floating
 from torchrelay.launcher.plan import Plan
 
 JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-3]"}
@@ -96,3 +97,40 @@ def test_fewer_nodes_than_are_wanted_is_said_before_anything_starts(
 ) -> None:
     with pytest.raises(NotPossible, match="3 hosts are named: --nodes 4 and --spare-nodes 0 need 4"):
         planned(tmp_path, monkeypatch, *HERE, "--nodes", "4")
+
+
+@pytest.mark.parametrize(
+    ("text", "spares", "nodes", "floating"),
+    [
+        ("3", 3, 0, Floating()),
+        ("dedicated:1", 0, 1, Floating()),
+        ("dedicated:1,floating:2,partition=low", 0, 1, Floating(2, "low")),
+        ("floating:2", 0, 0, Floating(2)),
+    ],
+)
+def test_spares_are_workers_or_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, spares: int, nodes: int, floating: Floating
+) -> None:
+    found = planned(tmp_path, monkeypatch, *HERE, "--nodes", "2", "--spares", text)
+    assert found.machines is not None
+    assert (found.spec.spares, found.spare_nodes, found.machines.floating) == (spares + nodes, nodes, floating)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--spares", "many"], "give a number of workers, or dedicated:K"),
+        (["--spares", "floating:1,floating:2"], "each once"),
+        (["--spares", "floating:x"], "give a number"),
+        (["--spares", "partition=low"], "say how many nodes, too"),
+        (["--spares", "dedicated:1", "--spare-nodes", "1"], "give one of them"),
+        (["--spares", "floating:1", "--no-slurm"], "only in a Slurm job"),
+        (["--spares", "-1"], "cannot be negative"),
+    ],
+)
+def test_what_is_no_word_on_spares_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], why: str
+) -> None:
+    host = [] if "--no-slurm" in words else HERE
+    with pytest.raises(NotPossible, match=why):
+        planned(tmp_path, monkeypatch, *host, "--nodes", "1", *words)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from torchrelay.client.runs import NotPossible
 from torchrelay.launcher.allocation import allocation_in
-from torchrelay.launcher.machines import SSH, Host, Machines, own_address, parse_hosts, read_hostfile
+from torchrelay.launcher.machines import SSH, Floating, Host, Machines, own_address, parse_hosts, read_hostfile
 from torchrelay.protocol.messages.ids import NodeId
 
 BAD_ARGUMENTS = 2
+_SPARES = re.compile(
+    r"dedicated:(?P<dedicated>\d{1,5})|floating:(?P<floating>\d{1,5})|partition=(?P<partition>[\w.-]+)"
+)
 
 
 def add_machines(group: argparse._ArgumentGroup) -> None:
@@ -48,6 +52,27 @@ def add_machines(group: argparse._ArgumentGroup) -> None:
         dest="plain_transfer",
         help="do not encrypt states and records between machines: only where their network is trusted",
     )
+
+
+def read_spares(given: argparse.Namespace) -> None:
+    """--spares: a number of workers, or `dedicated:K,floating:N,partition=P` in nodes. Raises `NotPossible`."""
+    given.floating, text = Floating(), str(given.spares)
+    if re.fullmatch(r"-?\d{1,9}", text):
+        given.spares = int(text)
+        return
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        match = _SPARES.fullmatch(part.strip())
+        if match is None or match.lastgroup in found or match.lastgroup is None:
+            usage = "give a number of workers, or dedicated:K,floating:N,partition=NAME, each once"
+            raise NotPossible(f"--spares {text}: {usage}", BAD_ARGUMENTS)
+        found[match.lastgroup] = match[match.lastgroup]
+    if "dedicated" in found and given.spare_nodes:
+        raise NotPossible("--spares dedicated:K and --spare-nodes say the same: give one of them", BAD_ARGUMENTS)
+    if "partition" in found and "floating" not in found:
+        raise NotPossible("--spares partition=NAME: say how many nodes, too: floating:N", BAD_ARGUMENTS)
+    given.spares, given.spare_nodes = 0, int(found.get("dedicated", given.spare_nodes))
+    given.floating = Floating(int(found.get("floating", 0)), found.get("partition", ""))
 
 
 def hosts_of(given: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Host, ...] | None:
@@ -97,6 +122,8 @@ def nodes_of(given: argparse.Namespace, hosts: tuple[Host, ...] | None) -> str:
 
 def machines_of(given: argparse.Namespace, hosts: tuple[Host, ...] | None, nodes: int, nproc: int) -> Machines | None:
     """Where the nodes are. Raises `NotPossible`."""
+    if given.floating.nodes and not given.slurm_job:
+        raise NotPossible("--spares floating:N: only in a Slurm job of several nodes", BAD_ARGUMENTS)
     if hosts is None:
         return None
     if hosts and len(hosts) < nodes + given.spare_nodes:
@@ -109,4 +136,4 @@ def machines_of(given: argparse.Namespace, hosts: tuple[Host, ...] | None, nodes
         raise NotPossible("--ssh: give a command", BAD_ARGUMENTS)
     if not hosts and not given.host:
         raise NotPossible("--by-hand: give --host ADDRESS, under which the others reach this machine", BAD_ARGUMENTS)
-    return Machines(hosts, given.host or own_address(hosts), tuple(ssh), given.slurm_job)
+    return Machines(hosts, given.host or own_address(hosts), tuple(ssh), given.slurm_job, given.floating)

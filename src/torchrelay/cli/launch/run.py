@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from torchrelay.agent.workers.processes import LET_US_RECOVER
 from torchrelay.api.endpoint import ENDPOINT, JOURNAL
-from torchrelay.cli.launch.machine_flags import add_machines, hosts_of, machines_of, nodes_of
+from torchrelay.cli.launch.machine_flags import add_machines, hosts_of, machines_of, nodes_of, read_spares
 from torchrelay.cli.launch.net_flags import add_network, network_environment, path_limits
 from torchrelay.cli.launch.unprepared import ends_at_once
 from torchrelay.client.runs import FOLDER, NotPossible, time_in
@@ -119,7 +119,11 @@ def parser() -> argparse.ArgumentParser:
 
 def add_spares(group: argparse._ArgumentGroup) -> None:
     """Who takes the place of a lost rank, and where."""
-    group.add_argument("--spares", type=int, default=0, metavar="K", help="warm workers that wait for a rank (0)")
+    group.add_argument(
+        "--spares", default=0, metavar="K",
+        help="warm workers that wait for a rank (0). Or, in nodes, dedicated:K,floating:N,partition=P: K as by "
+        "--spare-nodes; N more in a Slurm job when nodes are lost, idle ones first, then those of partition P",
+    )  # fmt: skip
     group.add_argument(
         *both("spare-nodes"),
         type=int,
@@ -180,6 +184,7 @@ def plan(words: list[str]) -> Plan:
         raise NotPossible(f"--isolate is not possible: {why}", BAD_ARGUMENTS)
     if given.links and not given.isolate:
         raise NotPossible(f"--links {given.links} means nothing without --isolate", BAD_ARGUMENTS)
+    read_spares(given)
     check_numbers(given)
     hosts = hosts_of(given, os.environ)
     given.nodes = nodes_of(given, hosts)
