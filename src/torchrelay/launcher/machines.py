@@ -89,7 +89,9 @@ class Machines:
         words = [sys.executable, "-P", "-m", "torchrelay.cli.main", "agent", "--join", join, "--token-file", "-"]
         words += ["--node", node, "--slots", str(slots)]
         if satellite:
-            return step_command(satellite, node, [*words, "--own-log", "--give-back", "--forsaken", SATELLITE_FORSAKEN_S])
+            return step_command(
+                satellite, node, [*words, "--own-log", "--give-back", "--forsaken", SATELLITE_FORSAKEN_S]
+            )
         if self.slurm_job:
             return step_command(self.slurm_job, node, [*words, "--own-log"])
         host = self.host(node)
