@@ -44,6 +44,9 @@ ASK_S = 5.0
 AGAIN_S = 0.2
 REFUSED = (401, 403)
 _END = re.compile(rb"end (?P<grace>\d{1,4}(\.\d{1,3})?)")
+OF_THE_STEP = re.compile(
+    r"SLURM_(STEP|TASK|SRUN|LAUNCH|GTIDS|PROCID|LOCALID|NODEID|NTASKS|NPROCS|NNODES|NODELIST|DISTRIBUTION|TOPOLOGY|CPU_BIND)|PMIX?_"
+)
 _ADDRESS = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d{1,5})")
 
 
@@ -191,7 +194,7 @@ def settle(launch: Launch, run_dir: Path, environment: Mapping[str, str]) -> Lau
     script = Path(launch.cwd) / launch.script
     if not launch.module and not script.is_file():
         raise CannotJoin(f"{script} is not on this machine: copy it to the same path on all machines")
-    env = dict(launch.env) if launch.inherit else {**environment, **launch.env}
+    env = dict(launch.env) if launch.inherit else {**of_the_machine(environment), **launch.env}
     try:
         kept = begin(run_dir, launch, script)
         launch = msgspec.structs.replace(launch, env=env, code=str(kept.folder))
@@ -199,6 +202,14 @@ def settle(launch: Launch, run_dir: Path, environment: Mapping[str, str]) -> Lau
     except OSError as error:
         raise CannotJoin(f"{error.filename}: {error.strerror}; give another --dir") from error
     return launch
+
+
+def of_the_machine(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of this agent's own environment is the workers', too.
+
+    What Slurm says of its step and its only task is not: a script would take itself for rank 0 of 1.
+    """
+    return {name: value for name, value in environment.items() if not OF_THE_STEP.match(name)}
 
 
 def begin(run_dir: Path, launch: Launch, script: Path) -> Kept:

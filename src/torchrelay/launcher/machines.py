@@ -9,6 +9,7 @@ Either way nothing is shared but the connections. These are encrypted, and check
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import shlex
@@ -183,9 +184,11 @@ def own_address(hosts: Iterable[Host]) -> str:
             family, kind, _, _, where = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, kind) as probe:
                 probe.connect(where)  # nothing is sent
-                return str(probe.getsockname()[0])
+                found = str(probe.getsockname()[0])
         except OSError:
             continue  # an alias of ssh's own, say
+        if name == where[0] or not ipaddress.ip_address(found.partition("%")[0]).is_loopback:
+            return found  # else it is this machine, by another name
     raise NotPossible(
         "which address of this machine the others reach cannot be found out: give --host ADDRESS", BAD_ARGUMENTS
     )

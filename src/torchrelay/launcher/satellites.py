@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from torchrelay.api.shown import TaintView
 from torchrelay.client.client import Away, Client, Denied
 from torchrelay.launcher.machines import Floating
+from torchrelay.protocol.messages.events import Effect
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.schedulers.port import Grant, SchedulerError, SpareRequest, SpareSource
 from torchrelay.schedulers.slurm.asking import Wishes
@@ -72,6 +74,7 @@ class Satellites:
         try:
             while True:
                 self._gone.update(missed := await self._missed())
+                self._forget_ended()
                 for node in missed:
                     if node in self._first and node not in self._needs and len(self._needs) < self._wanted.nodes:
                         self._needs[node] = asyncio.create_task(self._meet(slurm, node))
@@ -82,13 +85,20 @@ class Satellites:
             await asyncio.gather(*self._needs.values(), return_exceptions=True)
             self._needs.clear()
 
+    def _forget_ended(self) -> None:
+        """A need is met for ever; whatever else ends one is a defect of ours, and no reason to end the run."""
+        for node, task in [*self._needs.items()]:
+            if task.done():
+                del self._needs[node]
+                self._say_once(f"no node in place of {node}: {task.exception()!r}; this is a defect of torchrelay")
+
     async def _missed(self) -> list[NodeId]:
         """Nodes that are lost, or that are to be left."""
         try:
             nodes = await asyncio.to_thread(self._now().view_nodes)
         except (Away, Denied, ValueError):
             return []
-        return [view.node for view in nodes.nodes if not view.alive or any(taint.slot is None for taint in view.taints)]
+        return [view.node for view in nodes.nodes if not view.alive or any(to_be_left(one) for one in view.taints)]
 
     async def _meet(self, slurm: SlurmScheduler, missed: NodeId) -> None:
         """Have a node in place of one, and keep it. Tries for ever."""
@@ -126,6 +136,11 @@ class Satellites:
         if text != self._told:
             self._say(text)
         self._told = text
+
+
+def to_be_left(taint: TaintView) -> bool:
+    """Whether a whole node is not to hold any rank."""
+    return taint.slot is None and taint.effect == Effect.NO_EXECUTE
 
 
 async def give_back(job: int, say: Callable[[str], None]) -> None:

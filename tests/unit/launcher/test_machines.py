@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
+from torchrelay.agent.joining import of_the_machine
 from torchrelay.cli.launch.run import plan
 from torchrelay.client.runs import NotPossible
 from torchrelay.launcher.machines import Host, Machines, by_hand, exported, own_address, parse_hosts, read_hostfile
@@ -144,3 +146,17 @@ def test_what_to_type_by_hand_is_said(tmp_path: Path) -> None:
     told = by_hand(tmp_path, "10.0.0.1:4100")
     assert str(tmp_path / "passes" / "agent.pem") in told
     assert f"torchrelay agent --join 10.0.0.1:4100 --token-file {os.path.basename('agent.pem')}" in told
+
+
+def test_what_slurm_says_of_a_step_is_not_the_workers() -> None:
+    step = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "3", "SLURM_LOCALID": "0", "PMI_RANK": "0"}
+    job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_NUM_NODES": "3", "PATH": "/bin"}
+    assert of_the_machine({**step, **job}) == job
+
+
+def test_a_node_that_is_this_machine_by_another_name_tells_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian has 127.0.1.1 for the name of the machine itself."""
+    here = (socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("127.0.1.1", 9))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [here])
+    with pytest.raises(NotPossible, match="give --host ADDRESS"):
+        own_address([host("n1")])
