@@ -125,42 +125,9 @@ def test_a_generator_that_a_cached_function_has_made_is_put_back_and_carried() -
         replaced(hidden, made(at_once=False))
 
 
-def test_what_begins_to_move_late_is_noticed_though_few_calls_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def seldom_looked_at(step: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> tuple[Hidden, Callable[[int], None]]:
+    """A function in so many calls of which none is looked at after the first."""
     monkeypatch.setattr(Redo, "_due", lambda _: False)
-    own, begun = SimpleNamespace(steps=0), False
-
-    def step() -> None:
-        own.steps += begun
-
-    model = torch.nn.Linear(2, 2)
-    state = State(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    redo, hidden = Redo(state), state.private.hidden
-    hidden.add(step)
-
-    def calls(count: int) -> None:
-        for _ in range(count):
-            redo.mark()
-            redo.probe_entry()
-            step()
-            redo.probe_gate()
-            hidden.look_return()
-
-    calls(2 * FIRST)
-    assert b"own" not in hidden.record()
-    begun = True
-    calls(5)
-    assert b"own of" in hidden.record()
-
-
-def test_what_is_too_large_to_tell_and_moves_late_is_known_to_move_in_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That it moved at all is seen at the gate. Whether the call itself has done it only a look at its entry tells."""
-    monkeypatch.setattr(Redo, "_due", lambda _: False)
-    own, begun = SimpleNamespace(table=np.zeros(1 << 20)), False
-
-    def step() -> None:
-        if begun:
-            own.table = own.table + 1
-
     model = torch.nn.Linear(2, 2)
     state = State(model, torch.optim.SGD(model.parameters(), lr=0.1))
     redo, hidden = Redo(state), state.private.hidden
@@ -174,6 +141,32 @@ def test_what_is_too_large_to_tell_and_moves_late_is_known_to_move_in_the_call(m
             redo.probe_gate()
             hidden.look_return()
 
+    return hidden, calls
+
+
+def test_what_begins_to_move_late_is_noticed_though_few_calls_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, begun = SimpleNamespace(steps=0), False
+
+    def step() -> None:
+        own.steps += begun
+
+    hidden, calls = seldom_looked_at(step, monkeypatch)
+    calls(2 * FIRST)
+    assert b"own" not in hidden.record()
+    begun = True
+    calls(5)
+    assert b"own of" in hidden.record()
+
+
+def test_what_is_too_large_to_tell_and_moves_late_is_known_to_move_in_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it moved at all is seen at the gate. Whether the call itself has done it only a look at its entry tells."""
+    own, begun = SimpleNamespace(table=np.zeros(1 << 20)), False
+
+    def step() -> None:
+        if begun:
+            own.table = own.table + 1
+
+    hidden, calls = seldom_looked_at(step, monkeypatch)
     calls(2 * FIRST)
     assert not [*hidden.state.untold.all(), *hidden.state.lacking]
     begun = True
