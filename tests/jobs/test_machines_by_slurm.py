@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.faults import faulty
 from tests.support.jobs import Finished, differences, wait_until
-from tests.support.machines.fleet import EVIDENCE
+from tests.support.machines.fleet import EVIDENCE, RUN_DIR, at
 from tests.support.machines.harness import Machines
 from tests.support.slurm.cluster import Slurm
 from tests.support.slurm.fleet import SlurmFleet
@@ -89,6 +89,20 @@ def test_a_drained_node_is_left_and_taken_again_when_it_is_resumed(fleet: SlurmF
     fleet.until_at(rank, lambda node: node == home)
     assert "xid 79" not in fleet.verb("nodes")[1]
     ended_well(fleet, tmp_path)
+
+
+def test_a_slurm_that_does_not_answer_disturbs_nobody(fleet: SlurmFleet, tmp_path: Path) -> None:
+    begun(fleet)
+    fleet.slurm.controller.freeze()
+    machine, pid = fleet.rank_process(1)
+    machine.run(["kill", "-9", str(pid)])
+    fleet.until("the incident is over", lambda: [one for one in fleet.ask("incidents") or () if one["resolution"]])
+    log = at(fleet.head, f"{RUN_DIR}/logs/orchestrator.log")
+    fleet.until(
+        "it is said", lambda: "Slurm cannot be looked at" in log.read_text() or "could not be" in log.read_text()
+    )
+    fleet.slurm.controller.thaw()
+    assert len(ended_well(fleet, tmp_path).incidents()) == 1
 
 
 def test_a_floating_spare_comes_from_an_idle_node_and_is_given_back(fleet: SlurmFleet, tmp_path: Path) -> None:
