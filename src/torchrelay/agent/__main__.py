@@ -308,6 +308,15 @@ def join(arguments: list[str]) -> int:
     options.node = options.node or socket.gethostname().partition(".")[0]
     allow_many()
     try:
+        return join_as(options, parser)
+    finally:
+        if options.give_back:
+            give_back(os.environ.get("SLURM_JOB_ID", ""))
+
+
+def join_as(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """The same, with these options."""
+    try:
         prepare(options)
     except (CannotJoin, TrustError, OSError, ValueError) as error:
         say(f"{options.node} cannot join: {error}")
@@ -317,11 +326,7 @@ def join(arguments: list[str]) -> int:
         return ENDED_WELL
     checked(parser, options)
     log_to(options.run_dir / "logs", options.node)
-    try:
-        code = run(options, os.getppid())
-    finally:
-        if options.give_back:
-            give_back(os.environ.get("SLURM_JOB_ID", ""))
+    code = run(options, os.getppid())
     with contextlib.suppress(OSError):
         forget_environment(options.run_dir)
     with contextlib.suppress(OSError):

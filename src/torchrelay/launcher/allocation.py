@@ -15,6 +15,12 @@ from torchrelay.schedulers.slurm.hostlists import expand
 
 BAD_ARGUMENTS = 2
 CANNOT_START = 94
+# Steps with higher numbers are not started by srun: the batch script's, and the shell of salloc.
+FIRST_SPECIAL = 0xFFFF_FF00
+# What srun takes from its environment is for the user's own steps: how many processors a task has, where output goes.
+# It tells the agent itself in which job it is.
+OF_SLURM = ("SLURM_", "SRUN_", "SALLOC_", "SBATCH_")
+KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,7 @@ class Allocation:
 
 
 def allocation_in(environ: Mapping[str, str]) -> Allocation | None:
-    """The one that this process is in, if it has more nodes than this one.
+    """The one that this process is in, if it has other nodes than this one.
 
     Under srun the first task sees to all nodes. Raises `NotPossible`: with code 0 in its other tasks.
     """
@@ -37,8 +43,11 @@ def allocation_in(environ: Mapping[str, str]) -> Allocation | None:
         nodes = expand(environ.get("SLURM_JOB_NODELIST", ""))
     except ValueError as error:
         raise NotPossible(f"SLURM_JOB_NODELIST: {error}; give --no-slurm, or --hosts", BAD_ARGUMENTS) from error
-    if len(nodes) < 2:
-        return None
+    step = environ.get("SLURM_STEP_ID", "")
+    if step.isdecimal() and int(step) < FIRST_SPECIAL:  # an ordinary step has its own nodes, not all of the job's
+        nodes = expand(environ.get("SLURM_STEP_NODELIST", "")) or nodes
+    if not nodes or (len(nodes) == 1 and environ.get("SLURMD_NODENAME") == nodes[0]):
+        return None  # all is on this machine
     task = environ.get("SLURM_PROCID", "0")
     if "SLURM_STEP_ID" in environ and task != "0":
         raise NotPossible(f"task {task} of this step leaves all nodes to task 0", 0)
@@ -50,6 +59,11 @@ def allocation_in(environ: Mapping[str, str]) -> Allocation | None:
 def step_command(job: int, node: str, words: Sequence[str]) -> list[str]:
     """What runs an agent on a node of the job. Its pass goes over standard input, to this step alone."""
     where = [f"--jobid={job}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1"]
-    lasting = ["--no-kill", "--wait=0", "--kill-on-bad-exit=0"]
+    lasting = ["--export=ALL", "--no-kill", "--wait=0", "--kill-on-bad-exit=0"]
     plain = ["--quiet", "--unbuffered", "--mpi=none", "--cpu-bind=none", "--job-name=torchrelay-agent"]
     return ["srun", *where, *lasting, *plain, *words]
+
+
+def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of srun, and so of the agent."""
+    return {name: value for name, value in environ.items() if not name.startswith(OF_SLURM) or name in KEPT}

@@ -170,8 +170,8 @@ def exported(environment: Mapping[str, str], names: str) -> dict[str, str]:
 def is_this_machine(address: str) -> bool:
     """Whether a host is the one we are on."""
     name = address.rpartition("@")[2]
-    own = socket.gethostname()
-    return name in ("localhost", "127.0.0.1", own, own.partition(".")[0])
+    own = {socket.gethostname(), os.environ.get("SLURMD_NODENAME", "")} - {""}
+    return name in ("localhost", "127.0.0.1", *own, *(each.partition(".")[0] for each in own))
 
 
 def own_address(hosts: Iterable[Host]) -> str:

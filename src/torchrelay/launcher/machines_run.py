@@ -14,6 +14,7 @@ from torchrelay.api.endpoint import LOGS, Endpoint
 from torchrelay.client.client import Away, Client, Denied
 from torchrelay.client.runs import NotPossible
 from torchrelay.launcher import local_run
+from torchrelay.launcher.allocation import step_environment
 from torchrelay.launcher.keeper import CANNOT_START, Keeper
 from torchrelay.launcher.local_run import INSIDE, LocalRun
 from torchrelay.launcher.machines import Machines, by_hand, exported, is_this_machine
@@ -22,7 +23,7 @@ from torchrelay.launcher.renewal import Renewal
 from torchrelay.launcher.satellites import Satellites, give_back
 from torchrelay.launcher.voice import Voice
 from torchrelay.protocol.messages.ids import NodeId
-from torchrelay.schedulers.local import BY_SRUN, BY_SSH, FIRST_KEY, LocalScheduler
+from torchrelay.schedulers.local import BY_SSH, FIRST_KEY, LocalScheduler, Way
 from torchrelay.schedulers.network import Isolation
 from torchrelay.schedulers.port import SpareRequest
 from torchrelay.wire.files.launch import ENCRYPTING, Launch
@@ -32,6 +33,7 @@ from torchrelay.wire.trust.passes import Role, pass_of, read_pass
 LOOK_S = 1.0
 SAY_S = 15.0  # between two words on nodes that have not joined
 MOST_NAMES = 8
+BY_SRUN = Way(tied=False, word_s=7.0, least_s=3.0, environment=step_environment)
 HURRY_S = 2.0  # how long it may take to tell the orchestrator that all is to end at once
 AWAY_S = 3600.0  # how long an orchestrator that cannot come back may be away, before the run is given up
 
@@ -60,6 +62,7 @@ class MachinesRun(LocalRun):
         self._lost: set[NodeId] = set()
         self._joined: set[NodeId] = set()
         self._satellites: dict[NodeId, int] = {}  # nodes of further Slurm jobs
+        self.satellites = self._make_satellites()
 
     def make_trust(self) -> None:
         make_passes(self.plan.run_dir, self.plan.spec.job)
@@ -102,6 +105,9 @@ class MachinesRun(LocalRun):
     async def can_do_without(self, node: NodeId) -> bool:
         """A job that has trained goes on as long as it can; one that has not needs room for all its ranks."""
         self._lost.add(node)
+        if node in self._satellites:
+            self.satellites.give_up(node)
+            return True
         if await asyncio.to_thread(self.has_trained):
             return bool(self.scheduler.processes())
         left = sum(slots for name, slots in self.slots.items() if name not in self._lost)
@@ -109,10 +115,12 @@ class MachinesRun(LocalRun):
 
     async def tidy_up(self) -> None:
         """What the ranks printed last comes when their agents end."""
-        await super().tidy_up()
-        self.print_new_lines(last=True)
-        if self.machines.floating.nodes:
-            await give_back(self.machines.slurm_job, self.voice.say)
+        try:
+            await super().tidy_up()
+            self.print_new_lines(last=True)
+        finally:
+            if self.machines.floating.nodes:
+                await give_back(self.machines.slurm_job, self.voice.say)
 
     async def end_at_once(self) -> None:
         """Agents on other machines hear it from the orchestrator, if it is there, and over their standard input."""
@@ -132,10 +140,10 @@ class MachinesRun(LocalRun):
             self.mind_orchestrator(),
             self.mind_start(),
             renewal.watch(),
-            *([self.satellites().mind()] if self.machines.floating.nodes else []),
+            *([self.satellites.mind()] if self.machines.floating.nodes else []),
         )
 
-    def satellites(self) -> Satellites:
+    def _make_satellites(self) -> Satellites:
         return Satellites(
             self.machines.slurm_job,
             self.machines.floating,

@@ -56,17 +56,18 @@ class Satellites:
         self._now, self._start, self._say, self._first = now, start, say, frozenset(first)
         self._needs: dict[NodeId, asyncio.Task[None]] = {}
         self._gone: set[NodeId] = set()  # not to be asked for again
+        self._seen: set[NodeId] = set()  # they have joined
         self._told = ""
 
     async def mind(self) -> None:
         """Ask for as many as there are nodes that ranks cannot use. Never returns."""
-        self._folder.mkdir(mode=0o700, exist_ok=True)
         while True:
             try:
+                self._folder.mkdir(mode=0o700, exist_ok=True)
                 wishes = Wishes(slots=self._slots, yields=self._wanted.partition)
                 async with open_slurm(self._job, self._folder, wishes, self._on_grant) as slurm:
                     await self._mind(slurm)
-            except SchedulerError as error:
+            except (SchedulerError, OSError) as error:
                 self._say_once(f"no further nodes can be asked for: {error}")
             await asyncio.sleep(AGAIN_S)
 
@@ -85,6 +86,10 @@ class Satellites:
             await asyncio.gather(*self._needs.values(), return_exceptions=True)
             self._needs.clear()
 
+    def give_up(self, node: NodeId) -> None:
+        """No agent can run there: it is given back, and another one is asked for."""
+        self._gone.add(node)
+
     def _forget_ended(self) -> None:
         """A need is met for ever; whatever else ends one is a defect of ours, and no reason to end the run."""
         for node, task in [*self._needs.items()]:
@@ -98,6 +103,7 @@ class Satellites:
             nodes = await asyncio.to_thread(self._now().view_nodes)
         except (Away, Denied, ValueError):
             return []
+        self._seen.update(view.node for view in nodes.nodes if view.alive)
         return [view.node for view in nodes.nodes if not view.alive or any(to_be_left(one) for one in view.taints)]
 
     async def _meet(self, slurm: SlurmScheduler, missed: NodeId) -> None:
@@ -120,12 +126,13 @@ class Satellites:
         while not self._gone.intersection(grant.nodes):
             view = await slurm.snapshot()
             if not any(held.key == grant.key for held in view.grants):
-                self._say(
-                    f"{', '.join(grant.nodes)}, in place of {grant.key}, is ours no more: another one is asked for"
-                )
+                names = ", ".join(grant.nodes)
+                self._say(f"{names}, in place of {grant.key}, is ours no more: another one is asked for")
+                # One that never joined would not do so the next time.
+                self._gone.update(set(grant.nodes) - self._seen)
                 return
             await asyncio.sleep(AGAIN_S)
-        await slurm.release(grant.nodes, bad=True, reason="lost by torchrelay")
+        await slurm.release(grant.nodes, bad=False)  # whether the node is at fault is not ours to tell the site
 
     async def _on_grant(self, grant: Grant, nodes: Sequence[NodeId]) -> None:
         for node in nodes:

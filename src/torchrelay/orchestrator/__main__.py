@@ -30,7 +30,7 @@ from torchrelay.protocol.messages.events import Event, TaintCleared, TaintSet
 from torchrelay.protocol.messages.ids import JobId, NodeId
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.state import Cluster
-from torchrelay.schedulers.local import LocalScheduler
+from torchrelay.schedulers.local import FIRST_KEY, LocalScheduler
 from torchrelay.schedulers.port import (
     Health,
     NodeLeaving,
@@ -303,7 +303,7 @@ async def under_slurm(service: Orchestrator, job: int, run_dir: Path) -> None:
                 finally:
                     publishing.cancel()
                     await asyncio.gather(publishing, return_exceptions=True)
-        except SchedulerError as error:
+        except (SchedulerError, OSError) as error:
             if str(error) != told:
                 log.warning("Slurm cannot be asked: %s; drains are not seen meanwhile", error)
             told = str(error)
@@ -314,23 +314,29 @@ async def heed(service: Orchestrator, scheduler: Scheduler) -> None:
     """Taints for nodes that are to be left, and no more for those that are well again."""
     watching = scheduler.watch()
     view = await scheduler.snapshot()
-    ours = {node.node: node for node in view.nodes if any(node.node in grant.nodes for grant in view.grants)}
-    for node in ours.values():
-        settle_node(service, node.node, node.reason if node.health is Health.LEAVING else "")
+    held = {node: grant for grant in view.grants for node in grant.nodes}
+    for node in view.nodes:
+        if node.node in held:
+            stays = node.health is not Health.LEAVING or (node.whole and held[node.node].key == FIRST_KEY)
+            settle_node(service, node.node, "" if stays else node.reason)
     async for event in watching:
         match event:
+            case NodeLeaving(node=name, reason=reason, whole=True) if await is_of_the_first(scheduler, name):
+                # There is nowhere to go, and taints would keep ranks and spares off all nodes until then.
+                log.warning("the whole job is to end: %s", reason)
+                settle_node(service, name, "")
             case NodeLeaving(node=name, reason=reason):
-                view = await scheduler.snapshot()
-                held = {each for grant in view.grants for each in grant.nodes}
-                if all(each.health is not Health.HEALTHY for each in view.nodes if each.node in held):
-                    # There is nowhere to go, and taints would keep spares from standing in until then.
-                    log.warning("the whole job is to end: %s", reason)
-                    continue
                 settle_node(service, name, reason)
             case NodeReturned(node=name):
                 settle_node(service, name, "")
             case _:
                 log.info("Slurm: %s", event)
+
+
+async def is_of_the_first(scheduler: Scheduler, node: NodeId) -> bool:
+    """Whether a node is of the job that we run in."""
+    view = await scheduler.snapshot()
+    return any(node in grant.nodes for grant in view.grants if grant.key == FIRST_KEY)
 
 
 def settle_node(service: Orchestrator, node: NodeId, reason: str) -> None:

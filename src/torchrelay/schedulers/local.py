@@ -11,8 +11,9 @@ is `torchrelay run`), the orchestrator and the operator see the same:
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,15 +75,16 @@ class Way:
     tied      whether the way ends with us. The agent need not
     word_s    how long the word to end may be on its way, and be obeyed, before the way itself is ended
     least_s   how long the end of the way may take, before it is killed
+    environment   what of ours it has
     """
 
     tied: bool
     word_s: float
     least_s: float
+    environment: Callable[[Mapping[str, str]], dict[str, str]] = dict
 
 
 BY_SSH = Way(tied=True, word_s=3.0, least_s=0.0)
-BY_SRUN = Way(tied=False, word_s=7.0, least_s=3.0)
 
 
 @dataclass
@@ -251,6 +253,7 @@ class LocalScheduler:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env=self._way.environment(os.environ),
                 preexec_fn=tethered(signal.SIGTERM) if self._words is None or self._way.tied else None,
             )
         if process.stdin is not None and self._words is not None:

@@ -52,6 +52,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     health: Health = Health.HEALTHY
     reason: str = ""  # why it is not healthy
     grant: str | None = None  # whose it is now; None if idle
+    whole: bool = False  # it is left as all of its grant ends
     agent_pid: int | None = None  # its agent's process, if that runs on the scheduler's own machine
 
 
@@ -112,10 +113,14 @@ class SchedulerEvent(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class NodeLeaving(SchedulerEvent, frozen=True, tag=True, kw_only=True):
-    """A node will be taken, drained or rebooted; `deadline_s` from now, None if it waits for us."""
+    """A node will be taken, drained or rebooted; `deadline_s` from now, None if it waits for us.
+
+    `whole`: not for the node's sake, but as all of its grant ends.
+    """
 
     reason: str
     deadline_s: float | None = None
+    whole: bool = False
 
 
 class NodeGone(SchedulerEvent, frozen=True, tag=True, kw_only=True):

@@ -8,7 +8,7 @@ import pytest
 
 from torchrelay.cli.launch.run import plan
 from torchrelay.client.runs import NotPossible
-from torchrelay.launcher.allocation import Allocation, allocation_in, step_command
+from torchrelay.launcher.allocation import Allocation, allocation_in, step_command, step_environment
 from torchrelay.launcher.machines import Floating
 from torchrelay.launcher.plan import Plan
 
@@ -32,7 +32,14 @@ def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({**JOB, "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, Allocation(4711, ("n1", "n2", "n3"))),
         ({**JOB, "SLURM_PROCID": "0"}, Allocation(4711, ("n1", "n2", "n3"))),
         ({}, None),
-        ({**JOB, "SLURM_JOB_NODELIST": "n7"}, None),
+        ({**JOB, "SLURM_JOB_NODELIST": "n7", "SLURMD_NODENAME": "n7"}, None),
+        ({**JOB, "SLURM_JOB_NODELIST": "n7"}, Allocation(4711, ("n7",))),  # a login node, after salloc -N1
+        ({**JOB, "SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": "n[1-2]"}, Allocation(4711, ("n1", "n2"))),
+        ({**JOB, "SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": "n1", "SLURMD_NODENAME": "n1"}, None),
+        (
+            {**JOB, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NODELIST": "n1", "SLURMD_NODENAME": "n1"},
+            Allocation(4711, ("n1", "n2", "n3")),
+        ),
         ({"SLURM_JOB_NODELIST": "n[1-3]"}, None),
         ({"SLURM_JOB_ID": "x", "SLURM_JOB_NODELIST": "n[1-3]"}, None),
     ],
@@ -134,3 +141,12 @@ def test_what_is_no_word_on_spares_is_refused(
     host = [] if "--no-slurm" in words else HERE
     with pytest.raises(NotPossible, match=why):
         planned(tmp_path, monkeypatch, *host, "--nodes", "1", *words)
+
+
+def test_srun_takes_nothing_from_the_users_settings_of_steps() -> None:
+    theirs = {
+        "SRUN_CPUS_PER_TASK": "2", "SLURM_GPUS_PER_TASK": "1", "SLURM_EXPORT_ENV": "NONE", "SLURM_STDINMODE": "none",
+        "SLURM_JOB_ID": "4711", "SALLOC_PARTITION": "x", "SBATCH_EXCLUSIVE": "1",
+    }  # fmt: skip
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin", "NCCL_DEBUG": "INFO"}
+    assert step_environment({**theirs, **kept}) == kept

@@ -50,7 +50,8 @@ class Slurm:
         return ClusterView(nodes=(), grants=tuple(self.grants.values()))
 
     async def release(self, nodes: Sequence[NodeId], *, bad: bool, reason: str = "") -> None:
-        assert bad, reason
+        assert not bad, "the site is not told that a node is at fault"
+        assert not reason
         self.released += nodes
         self.grants = {key: grant for key, grant in self.grants.items() if not set(grant.nodes) & set(nodes)}
 
@@ -186,3 +187,42 @@ def test_one_that_slurm_takes_away_is_asked_for_again(tmp_path: Path) -> None:
         (world.slurm.grants.clear, lambda: [node for node, _ in world.started] == ["n7", "n8"]),
     )
     assert any("is ours no more" in text for text in world.said)
+
+
+def test_a_node_that_never_joined_is_not_asked_for_again(tmp_path: Path) -> None:
+    """Its agent cannot run there, and would have it given back and asked for, again and again."""
+    world = World(tmp_path, Floating(1), "n7")
+
+    def taken_away() -> None:
+        del world.nodes["n7"]
+        world.satellites._seen.discard(NodeId("n7"))
+        world.slurm.grants.clear()
+        world.slurm.idle.append("n7")
+
+    world.play(
+        (lambda: world.lose("n2"), lambda: [node for node, _ in world.started] == ["n7"]),
+        (taken_away, lambda: "n7" in world.slurm.asked[-1].exclude),
+    )
+    assert [node for node, _ in world.started] == ["n7"]
+
+
+def test_one_on_which_no_agent_can_run_is_exchanged(tmp_path: Path) -> None:
+    world = World(tmp_path, Floating(1), "n7 n8")
+    world.play(
+        (lambda: world.lose("n2"), lambda: [node for node, _ in world.started] == ["n7"]),
+        (lambda: world.satellites.give_up(NodeId("n7")), lambda: [node for node, _ in world.started] == ["n7", "n8"]),
+    )
+    assert world.slurm.released == ["n7"]
+
+
+def test_a_defect_in_asking_for_one_is_said_and_it_is_tried_again(tmp_path: Path) -> None:
+    world = World(tmp_path, Floating(1), "n7")
+    broken = [True]
+
+    async def start(node: NodeId, job: int) -> None:
+        if broken.pop() if broken else False:
+            raise OSError("no more processes")
+        await world.start(node, job)
+
+    world.satellites._start = start
+    world.play((lambda: world.lose("n2"), lambda: any("defect" in text for text in world.said)))

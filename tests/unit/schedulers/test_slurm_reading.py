@@ -371,3 +371,21 @@ def test_who_yields() -> None:
 )  # fmt: skip
 def test_no_kill_is_seen(script: str, line: str, environ: dict[str, str], seen: bool | None) -> None:
     assert abilities.saw_no_kill(script, line, environ).able is seen
+
+
+def test_of_a_job_array_the_task_that_is_meant_is_read() -> None:
+    """`scontrol show job` of an array's number prints all of its tasks, each with a number of its own."""
+    other = JOB.replace(f"JobId={reading.job_of_text(JOB).job}", "JobId=99", 1)
+    both = f"{other.rstrip()}\n{JOB.strip()}\n"
+    wanted = reading.job_of_text(JOB).job
+    assert reading.job_of_text(both, wanted).job == wanted
+    assert reading.job_of_text(both, 99).job == 99
+    shape = [{"job_id": number, "job_state": ["RUNNING"]} for number in (99, wanted)]
+    assert reading.job_of_json(json.dumps({"jobs": shape}), wanted).job == wanted
+
+
+def test_gpus_that_were_asked_for_the_whole_job_are_asked_for_by_node() -> None:
+    asked = {"TresPerJob": "gres:gpu:16", "NumNodes": "4"}
+    assert asking.gres_of_job(asked) == ["gpu:4"]
+    assert asking.gres_of_job({"TresPerJob": "gres/gpu:h100:3", "NumNodes": "2"}) == ["gpu:h100:2"]
+    assert asking.gres_of_job({"NumNodes": "2"}) == []

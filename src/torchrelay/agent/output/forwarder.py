@@ -4,7 +4,8 @@ The files stay where they are and hold all of it. What is sent is read from them
 faster than `CHUNK` every `LOOK_S` is cut short on the way, and the lines say by how much.
 
 No line is sent twice, and none is lost with a connection: the orchestrator says what has come of each log, and an agent
-that is started again goes on there. If the orchestrator has been started anew, too, the agent's own record counts.
+that is started again goes on there. If the orchestrator has been started anew, too, the agent's own record counts: what
+was under way at that moment is then in the log only.
 """
 
 from __future__ import annotations

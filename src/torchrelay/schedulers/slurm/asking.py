@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -176,7 +176,7 @@ def resources_of(job: JobRecord) -> tuple[str, ...]:
     gres = [
         part.removeprefix("gres:").removeprefix("gres/") for part in asked.get("TresPerNode", "").split(",") if part
     ]
-    words += [f"--gres={','.join(gres)}"] if gres else []
+    words += [f"--gres={','.join(gres or gres_of_job(asked))}"] if gres or gres_of_job(asked) else []
     if asked.get("OverSubscribe") == "NO":
         words.append("--exclusive")
     else:
@@ -185,6 +185,16 @@ def resources_of(job: JobRecord) -> tuple[str, ...]:
     memory = asked.get("MinMemoryNode", "0")
     words += [f"--mem={memory}"] if memory not in ("0", "0M") else []
     return tuple(words)
+
+
+def gres_of_job(asked: Mapping[str, str]) -> list[str]:
+    """A node's share of what was asked for the whole job (`--gpus=16`), as far as it can be divided."""
+    nodes, found = int(asked.get("NumNodes", 0)), list[str]()
+    for part in asked.get("TresPerJob", "").split(","):
+        kind, _, count = part.removeprefix("gres:").removeprefix("gres/").rpartition(":")
+        if kind and count.isdigit() and nodes:
+            found.append(f"{kind}:{math.ceil(int(count) / nodes)}")
+    return found
 
 
 def plain_reason(reason: str) -> str:

@@ -42,10 +42,11 @@ WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD"
 
 
 class Leave(Struct, frozen=True):
-    """A node will go. `at`: when, in seconds since 1970; None: it waits for us."""
+    """A node will go. `at`: when, in seconds since 1970; None: it waits for us. `whole`: as its whole job ends."""
 
     reason: str
     at: float | None = None
+    whole: bool = False
 
 
 class Sight(Struct, frozen=True, kw_only=True):
@@ -107,7 +108,9 @@ def leaves_of(
 def together(leaves: list[Leave]) -> Leave:
     """Several reasons as one: the words of all, and the first deadline."""
     times = [leave.at for leave in leaves if leave.at is not None]
-    return Leave("; ".join(leave.reason for leave in leaves), min(times, default=None))
+    return Leave(
+        "; ".join(leave.reason for leave in leaves), min(times, default=None), all(leave.whole for leave in leaves)
+    )
 
 
 def is_ahead(reservation: Reservation, now: float) -> bool:
@@ -119,9 +122,9 @@ def is_ahead(reservation: Reservation, now: float) -> bool:
 def end_of(row: JobRow, told_at: float | None, now: float) -> Leave | None:
     """The end of a job that is near. `told_at`: when Slurm told it to go for another job's sake."""
     if told_at is not None:
-        return Leave("preempted by a job of higher priority", row.end_at or told_at)
+        return Leave("preempted by a job of higher priority", row.end_at or told_at, whole=True)
     if row.end_at is not None and row.end_at <= now + AHEAD_S:
-        return Leave("the time limit of its job", row.end_at)
+        return Leave("the time limit of its job", row.end_at, whole=True)
     return None
 
 
@@ -162,7 +165,7 @@ def _of_health(node: NodeId, before: Sight, after: Sight, now: float) -> list[Sc
         if leave == before.leaves.get(node):
             return []
         deadline = None if leave.at is None else max(0.0, leave.at - now)
-        return [NodeLeaving(node=node, reason=leave.reason, deadline_s=deadline)]
+        return [NodeLeaving(node=node, reason=leave.reason, deadline_s=deadline, whole=leave.whole)]
     return [NodeReturned(node=node)] if old or node in before.leaves else []
 
 

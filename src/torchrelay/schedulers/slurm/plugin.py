@@ -141,7 +141,7 @@ class SlurmScheduler:
             begun_s = loop.time()
             try:
                 await self._look()
-            except SchedulerError as error:
+            except (SchedulerError, OSError) as error:
                 if str(error) != told:
                     log.warning("Slurm cannot be looked at: %s", error)
                 told = str(error)
@@ -169,13 +169,15 @@ class SlurmScheduler:
     def _view(self, record: NodeRecord, grant: str | None) -> NodeView:
         node = NodeId(record.name)
         health, reason = judging.health_of(record)
+        whole = False
         if node in self._sight.leaves and health is not Health.LOST:
-            health, reason = Health.LEAVING, self._sight.leaves[node].reason
+            leave = self._sight.leaves[node]
+            health, reason, whole = Health.LEAVING, leave.reason, leave.whole
         if health is Health.HEALTHY and node in self._bad:
             health, reason = Health.LEAVING, self._bad[node]  # we may not drain it; for us it is no good all the same
         taken = grant or (None if "IDLE" in record.states else OTHERS)
         slots = self._wishes.slots or record.gpus or 1
-        return NodeView(node=node, slots=slots, health=health, reason=reason, grant=taken)
+        return NodeView(node=node, slots=slots, health=health, reason=reason, grant=taken, whole=whole)
 
     # ------------------------------------------------------------ the port: asking
 

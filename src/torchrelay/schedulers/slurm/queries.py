@@ -6,6 +6,7 @@ import asyncio
 import getpass
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 from torchrelay.schedulers.port import SchedulerError
@@ -56,7 +57,8 @@ class Queries:
     async def job(self, job: int) -> JobRecord:
         """One job, in detail."""
         argv = ("scontrol", "show", "job", str(job))
-        return await self._read_either(argv, reading.job_of_text, reading.job_of_json)
+        of_text, of_json = partial(reading.job_of_text, wanted=job), partial(reading.job_of_json, wanted=job)
+        return await self._read_either(argv, of_text, of_json)
 
     async def queue(self) -> list[JobRow]:
         """All jobs of ours that have not ended."""
@@ -106,7 +108,7 @@ class Queries:
         said = await self.commands.run(*argv)
         try:
             return await asyncio.to_thread(reader, said.out)
-        except Unreadable as error:
+        except (Unreadable, ValueError, LookupError, TypeError, AttributeError) as error:  # of another shape than known
             message = f"{shown(argv)} printed what cannot be read: {error}; try it by hand"
             raise CommandFailed(message, command=argv[0], said=str(error)) from error
 

@@ -224,7 +224,7 @@ def reason_of(line: str) -> str:
 # ---------------------------------------------------------------- jobs
 
 # What `squeue -o` is asked for. The comment comes last, as it may contain the sign between the columns.
-COLUMNS = "%i|%T|%P|%e|%r|%N|%j|%k"
+COLUMNS = "%A|%T|%P|%e|%r|%N|%j|%k"
 
 
 def rows_of(text: str) -> list[JobRow]:
@@ -237,7 +237,7 @@ def rows_of(text: str) -> list[JobRow]:
                 continue  # the rest of a comment with several lines
             raise Unreadable(f"no row of a queue: {line[:80]!r}")
         if not parts[0].isdigit():
-            continue  # a task of an array, or several: never ours
+            continue  # several tasks of an array that wait: never ours
         job, state, partition, ends, reason, nodes, name, comment = parts
         rows.append(
             JobRow(
@@ -279,9 +279,10 @@ OTHER_NAMES = {
 }  # fmt: skip
 
 
-def job_of_text(text: str) -> JobRecord:
-    """`scontrol show job -o ID`. Raises `Unreadable`."""
-    _, found = next(lines_of(text, "JobId"))
+def job_of_text(text: str, wanted: int = 0) -> JobRecord:
+    """`scontrol show job -o ID`. Raises `Unreadable`. `wanted`: of a job array all tasks are shown; 0: the first."""
+    all_of_them = [found for _, found in lines_of(text, "JobId")]
+    found = next((one for one in all_of_them if one["JobId"] == str(wanted)), all_of_them[0])
     if not found["JobId"].isdigit() or not found.get("JobState"):
         raise Unreadable(f"no job with a state: {text.strip()[:80]!r}")
     asked = {key: value for key in (*ASKED, "SubmitLine") if (value := whole(found.get(key)))}
@@ -299,10 +300,10 @@ def job_of_text(text: str) -> JobRecord:
     )
 
 
-def job_of_json(text: str) -> JobRecord:
-    """`scontrol show job ID --json`. Raises `Unreadable`."""
+def job_of_json(text: str, wanted: int = 0) -> JobRecord:
+    """`scontrol show job ID --json`. Raises `Unreadable`. `wanted`: as in `job_of_text`."""
     jobs = items_of(text, "jobs")
-    found = jobs[0] if jobs else {}
+    found = next((one for one in jobs if number(one.get("job_id")) == wanted), jobs[0] if jobs else {})
     job, states = number(found.get("job_id")), words(found.get("job_state"))
     if job is None or not states:
         raise Unreadable(f"no job with a state: {text.strip()[:80]!r}")

@@ -1,0 +1,89 @@
+"""What a scheduler says of nodes becomes taints, but for the end of the whole job: then there is nowhere to go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+from torchrelay.orchestrator.__main__ import SLURM, heed
+from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.protocol.messages.events import TaintCleared, TaintSet
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.schedulers.local import FIRST_KEY
+from torchrelay.schedulers.port import (
+    ClusterView,
+    Grant,
+    Health,
+    NodeLeaving,
+    NodeReturned,
+    NodeView,
+    Scheduler,
+    SchedulerEvent,
+)
+
+N1, N2, SATELLITE, STRANGER = (NodeId(name) for name in ("n1", "n2", "s1", "x1"))
+LIMIT = "the time limit of its job"
+
+
+def node(name: NodeId, reason: str = "", *, whole: bool = False) -> NodeView:
+    return NodeView(node=name, slots=1, health=Health.LEAVING if reason else Health.HEALTHY, reason=reason, whole=whole)
+
+
+class Slurm:
+    """Two nodes of the main job, a satellite, and somebody else's; then these events."""
+
+    def __init__(self, nodes: tuple[NodeView, ...], *events: SchedulerEvent) -> None:
+        grants = (
+            Grant(grant="1", key=FIRST_KEY, nodes=(N1, N2)),
+            Grant(grant="2", key="n2", nodes=(SATELLITE,)),
+        )
+        self._view, self._events = ClusterView(nodes=nodes, grants=grants), events
+
+    async def snapshot(self) -> ClusterView:
+        return self._view
+
+    async def watch(self) -> AsyncIterator[SchedulerEvent]:
+        for event in self._events:
+            yield event
+
+
+def heard(slurm: Slurm, *tainted: NodeId) -> list[tuple[str, str]]:
+    """What is taken in: nodes and reasons, "" for a taint that is lifted. `tainted`: those that have one already."""
+    taken: list[Any] = []
+    lying = {(name, None, SLURM): "taint" for name in tainted}
+    service = SimpleNamespace(cluster=SimpleNamespace(taints=lying), take=lambda event, _: taken.append(event))
+    asyncio.run(heed(cast(Orchestrator, service), cast(Scheduler, slurm)))
+    assert all(isinstance(event, TaintSet | TaintCleared) for event in taken)
+    return [(event.node, getattr(event, "reason", "")) for event in taken]
+
+
+def test_what_was_drained_while_nobody_looked_is_tainted_and_the_rest_is_not() -> None:
+    slurm = Slurm((node(N1), node(N2, "xid 79"), node(SATELLITE), node(STRANGER, "drained")))
+    assert heard(slurm) == [("n2", "xid 79")]
+
+
+def test_what_was_resumed_meanwhile_is_not_tainted_any_more() -> None:
+    assert heard(Slurm((node(N1), node(N2), node(SATELLITE))), N2) == [("n2", "")]
+
+
+def test_a_job_that_begins_with_little_time_is_not_tainted() -> None:
+    slurm = Slurm((node(N1, LIMIT, whole=True), node(N2, LIMIT, whole=True), node(SATELLITE)))
+    assert heard(slurm) == []
+
+
+def test_the_end_of_the_whole_job_is_no_reason_to_leave_a_node_but_a_drain_in_it_is() -> None:
+    ends = NodeLeaving(node=N1, reason=LIMIT, whole=True)
+    drained = NodeLeaving(node=N2, reason=f"xid 79; {LIMIT}")
+    assert heard(Slurm((node(N1), node(N2)), ends, drained)) == [("n2", f"xid 79; {LIMIT}")]
+
+
+def test_a_satellite_whose_own_job_ends_is_left() -> None:
+    ends = NodeLeaving(node=SATELLITE, reason=LIMIT, whole=True)
+    assert heard(Slurm((node(N1), node(N2), node(SATELLITE)), ends)) == [("s1", LIMIT)]
+
+
+def test_a_node_that_returns_is_not_tainted_any_more() -> None:
+    returned = NodeReturned(node=N2)
+    assert heard(Slurm((node(N1), node(N2, "xid 79")), returned), N2) == [("n2", "xid 79"), ("n2", "")]
