@@ -117,6 +117,7 @@ class TestRefusals:
             (["--spares", "-1", "train.py"], "cannot be negative"),
             (["--spare-wait", "-0.5", "train.py"], "cannot be negative"),
             (["--port", "99999", "train.py"], "from 0 (any) to 65535"),
+            (["--spares", "many", "train.py"], "give a number of workers, or dedicated:K"),
             (["--no-python", "train.py"], "--no-python is not possible here"),
             (["--run-path", "train.py"], "give the script's path"),
             (["--job", "../../etc", "train.py"], "use letters"),
@@ -126,7 +127,7 @@ class TestRefusals:
         assert told in refused(*words)
 
     @pytest.mark.parametrize(
-        "words", [[], ["--spares", "many", "train.py"], ["--nproc", "4", "train.py"], ["--unknown", "train.py"]]
+        "words", [[], ["--port", "many", "train.py"], ["--nproc", "4", "train.py"], ["--unknown", "train.py"]]
     )
     def test_what_is_no_command_at_all_ends_with_2(self, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as caught:

@@ -65,9 +65,15 @@ class World:
         self.said: list[str] = []
         self.looks = 0
         self.satellites = Satellites(
-            4711, wanted, tmp_path, first=FIRST, slots=1, now=lambda: cast(Client, self), start=self.start,
+            4711,
+            wanted,
+            tmp_path,
+            first=FIRST,
+            slots=1,
+            now=lambda: cast(Client, self),
+            start=self.start,
             say=self.said.append,
-        )  # fmt: skip
+        )
         self.slurm = Slurm(self.satellites._on_grant, idle, yielding)
 
     def view_nodes(self) -> Nodes:
@@ -111,9 +117,19 @@ def shown(name: str, *, alive: bool = True, taints: tuple[TaintView, ...] = ()) 
 
 def taint(effect: Effect, slot: int | None = None) -> TaintView:
     return TaintView(
-        place="", node=FIRST[0], slot=slot, key="slurm", value="", effect=effect, reason="", source="slurm", since="",
-        age_s=0, left_s=None, planned=False,
-    )  # fmt: skip
+        place="",
+        node=FIRST[0],
+        slot=slot,
+        key="slurm",
+        value="",
+        effect=effect,
+        reason="",
+        source="slurm",
+        since="",
+        age_s=0,
+        left_s=None,
+        planned=False,
+    )
 
 
 @pytest.fixture(autouse=True)

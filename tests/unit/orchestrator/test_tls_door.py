@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
+import warnings
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,27 @@ def test_a_crowd_that_says_nothing_keeps_nobody_out(tmp_path: Path) -> None:
                 one.close()
 
     asyncio.run(story())
+
+
+def test_a_door_that_is_closed_leaves_no_connection_behind(tmp_path: Path) -> None:
+    """Not even one that has just been let in, and was not greeted yet."""
+    make_passes(tmp_path, "train")
+
+    async def story(turns: int) -> None:
+        async with opened(tmp_path, Strangers()) as port:
+            come = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        for one in come:
+            with one, suppress(ConnectionResetError):
+                one.settimeout(5)
+                assert one.recv(1) == b"", "it is closed at the other end"
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for turns in range(12):
+            asyncio.run(story(turns))
+            gc.collect()
 
 
 def test_many_who_come_at_once_are_all_let_in(tmp_path: Path) -> None:

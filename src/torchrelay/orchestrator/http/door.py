@@ -121,17 +121,31 @@ class Door:
                     self._complain(f"no room for another connection ({error.strerror})")
                 await asyncio.sleep(NO_ROOM_S)
                 continue
-            if len(self.strangers) >= STRANGERS:
-                self.strangers.make_room(STRANGERS - 1)
-                await asyncio.sleep(CROWDED_S)
-            if self._tls is None:
-                await self._greet(connection, str(address[0]), None)
-                continue
-            await asyncio.sleep(0)  # to accept what waits does not let the others have their turn
-            await self._make_room_to_greet()
-            greeting = asyncio.create_task(self._greet(connection, str(address[0]), self._tls))
-            self._greeting[greeting] = loop.time()
-            greeting.add_done_callback(lambda task: self._greeting.pop(task, None))
+            try:
+                await self._receive(connection, str(address[0]))
+            except asyncio.CancelledError:
+                connection.close()
+                raise
+
+    async def _receive(self, connection: socket.socket, host: str) -> None:
+        """Greet a newcomer, or see to it that somebody does."""
+        if len(self.strangers) >= STRANGERS:
+            self.strangers.make_room(STRANGERS - 1)
+            await asyncio.sleep(CROWDED_S)
+        if self._tls is None:
+            await self._greet(connection, host, None)
+            return
+        await asyncio.sleep(0)  # to accept what waits does not let the others have their turn
+        await self._make_room_to_greet()
+        greeting = asyncio.create_task(self._greet(connection, host, self._tls))
+        self._greeting[greeting] = asyncio.get_running_loop().time()
+
+        def over(task: asyncio.Task[None]) -> None:
+            self._greeting.pop(task, None)
+            if task.cancelled():  # perhaps before it began
+                connection.close()
+
+        greeting.add_done_callback(over)
 
     async def _make_room_to_greet(self) -> None:
         """Thousands of agents may come at once, and each is quick: only who is slow makes room for the next."""
