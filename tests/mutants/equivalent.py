@@ -32,6 +32,16 @@ EQUIVALENT: dict[str, str] = {
         "answers:record_kept: job is None or seat is None or ward is None or (event.worker not in... wit"
         "hout job is None"
     ): "without a job there is no seat; it is said for the types",
+    "answers:is_repeated: given is None or not isinstance(event, ev.Answer) without not isinstance(event, ev.Answer)": (
+        "whatever is in that table is an answer; it is said for the types"
+    ),
+    "answers:is_repeated: job is None or seat is None or seat.worker != event.worker without job is None": (
+        "without a job there is no seat; it is said for the types"
+    ),
+    (
+        "answers:is_repeated: isinstance(event, ev.WorkerResumed) and job.phase is JobPhase.RUNNING without "
+        "isinstance(event, ev.WorkerResumed)"
+    ): "while a job trains nobody is asked, and no answer of that table counts",
     "standing:StandingOrders.of_node: for all, not if worker.rank is not None": NOBODY,
     "cluster:module: 10000 to 20001": "a bound that no sound core comes near",
     "ending:spend_targets: move is None or job.phase is not JobPhase.HALTING without move is None": (

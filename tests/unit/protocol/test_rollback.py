@@ -159,6 +159,16 @@ def test_replacements_are_restored_from_snapshots_their_own_node_first(sharded: 
     assert all(order.snapshot and order.point == Point(6) for order in found)
 
 
+def test_where_the_snapshots_lay_is_told(sharded: Sharded) -> None:
+    both_tell(sharded, snapshots(6), snapshots(6))
+    sharded.settle()
+    told = [text for _, text in sharded.story.job.accounting.incidents[-1].story if "restored from" in text]
+    assert told == [
+        f"rank {rank} restored from its snapshot, kept on the node of rank {rank}: 1,000 bytes, digest d1 equal"
+        for rank in (0, 1)
+    ]
+
+
 def test_a_lost_node_takes_its_copies_along(sharded: Sharded) -> None:
     sharded.story.hear(ev.NodeLost(node=B, incarnation="a", reason="silent"))
     sharded.report(0, (*snapshots(6, ranks=[0]), *snapshots(1, 6, ranks=[1])))
