@@ -22,6 +22,21 @@ EQUIVALENT: dict[str, str] = {
         "boundary:told_where: job.boundary is not None and seat.ready and (seat.record_of(job.bou... wit"
         "hout job.boundary is not None"
     ): "there is no record of None; it is said for the types",
+    "boundary:begin_generation: seats.count(facts.has_answered) > FEW by GtE": FAST,
+    "boundary:begin_generation: without if seats.count(facts.has_answered) > FEW": FAST,
+    "boundary:trains: always replace(seat, distrusted=frozenset())": FAST,
+    (
+        "boundary:cut_over: job.resume_point is None or boundary is None or boundary > job.resu... without "
+        "boundary is None"
+    ): "there is one, after which all stand; it is said for the types",
+    (
+        "boundary:give_back: outgoing is None or outgoing.life is Life.FENCING or job.resume_poi... without "
+        "job.resume_point != job.boundary"
+    ): STANDS,
+    (
+        "boundary:give_back: outgoing is None or outgoing.life is Life.FENCING or job.resume_poi... without "
+        "outgoing.life is Life.FENCING"
+    ): OUTGOING,
     "boundary:give_back: always cluster.workers.get(seat.outgoing)": NOBODY,
     "boundary:finish_move: replace without targets=Table()": "the cutover has made it empty",
     "cluster:worker_raised: without if move is None": TARGET,

@@ -37,7 +37,9 @@ def recovering(until: JobPhase) -> Story:
         ((Rank(0), Rank(2)), (700, 300), "rank 0 (700 bytes), rank 2 (300 bytes)"),
     ],
 )
-def test_shares_are_told_where_there_are_several(sources: tuple[Rank, ...], shares: tuple[int, ...], names: str) -> None:
+def test_shares_are_told_where_there_are_several(
+    sources: tuple[Rank, ...], shares: tuple[int, ...], names: str
+) -> None:
     story = recovering(JobPhase.RECONFIGURING)
     given = {"sources": sources, "shares": shares, "digest": "d", "size": 1_010}
     story.hear(say(story, ev.StateRestored, 1, point=HERE, **given))
