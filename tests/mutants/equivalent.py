@@ -159,7 +159,14 @@ EQUIVALENT: dict[str, str] = {
     ): ("a move has asked for the boundary; it is said for the types"),
     "speech:rank_orders: always cluster.workers.get(seat.worker)": NOBODY,
     "taints:taint_set: without if taint == before": "it puts there what is there, and no fault follows from it",
+    "silent_nodes:SilentNodes.of: 0 to 1": "no limit is as short as that",
+    "silent_nodes:SilentNodes._last_proof: for all, not if other != node": (
+        "its own ranks pass gates in its own beats, which are no later than the last"
+    ),
+    "silent_nodes:gates_of: always cluster.workers.get(seat.worker)": NOBODY,
+    "silent_nodes:gates_of: 2 to 5": "one of two is on another node; more are only slower",
     "silence:Rhythm.note: gap_ms <= self.gap_ms by Lt": "an equal gap in the place of the other is the same rhythm",
+    "pulses:Pulse: 0 to 1 #2": "`feel` says it of each",
     "pulses:feel: replace without advanced_ms=advanced_ms": "who has advanced is at another place",
     "pulses:FailureDetector.last_heard_ms: always max(self.heard.values(), default=now_ms)": "it is noted for speed",
     "pulses:end_deafness: without if gap < LEAST_SILENCE_MS": FAST,
