@@ -14,6 +14,7 @@ TARGET = (
 )
 FAST = "the same, and slower"
 UNREAD = "it would be noted, and is not looked at then"
+TOLD_OF = "what each has begun in the default group is always told"
 HELD = "all ranks are held in this phase: a loss ends it"
 
 EQUIVALENT: dict[str, str] = {
@@ -165,6 +166,9 @@ EQUIVALENT: dict[str, str] = {
     ),
     "silent_nodes:gates_of: always cluster.workers.get(seat.worker)": NOBODY,
     "silent_nodes:gates_of: 2 to 5": "one of two is on another node; more are only slower",
+    "stalls:Stalled.among: group == DEFAULT or group in self.begun without group == DEFAULT": TOLD_OF,
+    "stalls:Stalled.meets: 0 to 1": TOLD_OF,
+    "stalls:ended_early: 1 to 3": "all that have ended have committed the same last point",
     "silence:Rhythm.note: gap_ms <= self.gap_ms by Lt": "an equal gap in the place of the other is the same rhythm",
     "pulses:Pulse: 0 to 1 #2": "`feel` says it of each",
     "pulses:feel: replace without advanced_ms=advanced_ms": "who has advanced is at another place",
