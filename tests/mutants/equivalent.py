@@ -15,6 +15,7 @@ TARGET = (
 FAST = "the same, and slower"
 UNREAD = "it would be noted, and is not looked at then"
 TOLD_OF = "what each has begun in the default group is always told"
+LAST_HEARD = "nobody was heard later than who was heard last, which was asked just before"
 HELD = "all ranks are held in this phase: a loss ends it"
 
 EQUIVALENT: dict[str, str] = {
@@ -169,6 +170,25 @@ EQUIVALENT: dict[str, str] = {
     "stalls:Stalled.among: group == DEFAULT or group in self.begun without group == DEFAULT": TOLD_OF,
     "stalls:Stalled.meets: 0 to 1": TOLD_OF,
     "stalls:ended_early: 1 to 3": "all that have ended have committed the same last point",
+    "failure_detector:Company.ranks: for all, not if seat.worker is not None": NOBODY,
+    "failure_detector:judge: still and job.phase is JobPhase.RUNNING without still": FAST,
+    (
+        "failure_detector:judge_worker: limit is None or seen_ms - pulse.still_ms < limit without "
+        "seen_ms - pulse.still_ms < limit"
+    ): FAST,
+    "failure_detector:judge_worker: seen_ms - pulse.still_ms by Add": FAST,
+    "deafness:Deafness.look: 0 to 1 #3": "before the first look it has all of its time",
+    "deafness:all_silent: without if now_ms - failure_detector.last_heard_ms(now_ms) < limit": FAST,
+    "deafness:all_silent: now_ms - failure_detector.last_heard_ms(now_ms) by Add": FAST,
+    "deafness:all_silent: since is not None and now_ms - since >= limit without now_ms - since >= limit": LAST_HEARD,
+    "deafness:all_silent: now_ms - since by Add": LAST_HEARD,
+    "failure_detector:proof: for all, not if worker is not None": NOBODY,
+    "failure_detector:proof: job.resume_point or START without START": (
+        "what is to be proved went on from a point; it is said for the types"
+    ),
+    "failure_detector:judge_ways: 0 to 1": "without samples there are no ways",
+    "job:Job.prove: without if not self.accounting.unproved": FAST,
+    "job:Job.prove: 1 to 3 #2": "it is left before, when as many are found as there are",
     "silence:Rhythm.note: gap_ms <= self.gap_ms by Lt": "an equal gap in the place of the other is the same rhythm",
     "pulses:Pulse: 0 to 1 #2": "`feel` says it of each",
     "pulses:feel: replace without advanced_ms=advanced_ms": "who has advanced is at another place",
