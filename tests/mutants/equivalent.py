@@ -189,6 +189,7 @@ EQUIVALENT: dict[str, str] = {
     "failure_detector:judge_ways: 0 to 1": "without samples there are no ways",
     "job:Job.prove: without if not self.accounting.unproved": FAST,
     "job:Job.prove: 1 to 3 #2": "it is left before, when as many are found as there are",
+    "stopping:leave: always event.code": "what was ended by a signal has no code",
     "silence:Rhythm.note: gap_ms <= self.gap_ms by Lt": "an equal gap in the place of the other is the same rhythm",
     "pulses:Pulse: 0 to 1 #2": "`feel` says it of each",
     "pulses:feel: replace without advanced_ms=advanced_ms": "who has advanced is at another place",
