@@ -42,6 +42,26 @@ EQUIVALENT: dict[str, str] = {
     "boundary:give_back: always cluster.workers.get(seat.outgoing)": NOBODY,
     "boundary:finish_move: replace without targets=Table()": "the cutover has made it empty",
     "cluster:worker_raised: without if move is None": TARGET,
+    "cluster:module: 22 to 45": "any number would do that no earlier rules have",
+    "cluster:worker_started: node is not None and (not node.proven) without node is not None": (
+        "a worker's node is known; it is said for the types"
+    ),
+    "cluster:worker_started: node is not None and (not node.proven) without not node.proven": FAST,
+    "cluster:judge_deaths: found is None or both is None without found is None": (
+        "without a job there are no two deaths of it; it is said for the types"
+    ),
+    (
+        "cluster:worker_raised: seat is not None and seat.replacement and (not seat.resumed) and (j... without "
+        "job.phase in RECOVERING"
+    ): "elsewhere nobody is a replacement",
+    (
+        "job:Job.is_held_by: rank is not None and rank in self.seats and (self.seats[rank].worke... without "
+        "rank is not None"
+    ): "None is no rank; it is said for the types",
+    "job:Job.went_on: self.resume_point or START without START": (
+        "who goes on after an incident goes on from a point; it is said for the types"
+    ),
+    "incident:Incident: 0 to 1 #3": "it is read only of what went on, and set with it",
     ("answers:stood_at_boundary: event.private and event.point is not None without event.point is not None"): (
         "it is the boundary, which was asked just before; it is said for the types"
     ),

@@ -11,8 +11,8 @@ from torchrelay.protocol.health.failure_detector import judge
 from torchrelay.protocol.health.pulses import Beat, FailureDetector, Sample, hear
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
-from torchrelay.protocol.messages.ids import Generation, NodeId, Point, Rank, WorkerPhase
-from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerPhase
+from torchrelay.protocol.model.incident import UNSETTLED, Resolution
 
 NODE = NodeId("node-0")
 
@@ -26,6 +26,23 @@ def test_all_go_on_and_it_is_clean_when_they_have_committed_a_point() -> None:
     assert resolutions(story) == [Resolution.CLEAN]
     assert story.job.accounting.unproved == 0
     assert story.job.accounting.incidents[0].story[-1][1] == "resolved: clean, as all ranks have committed 4"
+
+
+def test_it_is_settled_when_it_is_proved_and_not_before() -> None:
+    story = running(HERE)
+    story.lose(story.holder(1), signal=9)
+    assert set(resolutions(story)) <= UNSETTLED
+    story.settle()
+    assert set(resolutions(story)) <= UNSETTLED
+    story.prove(NEXT)
+    assert not set(resolutions(story)) & UNSETTLED
+
+
+def test_points_of_a_job_that_nobody_knows_prove_nothing() -> None:
+    story = recovered()
+    before = story.cluster
+    story.hear(ev.PointCommitted(job=JobId("other"), generation=story.job.generation, point=NEXT))
+    assert story.cluster == before
 
 
 def test_the_next_fault_does_not_prove_the_one_before_and_what_comes_then_proves_both() -> None:

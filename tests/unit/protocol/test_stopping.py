@@ -119,6 +119,13 @@ def test_nobody_is_replaced_who_has_left_and_the_others_have_their_time() -> Non
     assert outcome(story) == (STOPPED, "told to stop: ranks were still there after 30 s")
 
 
+def test_a_spare_that_ends_leaves_no_rank() -> None:
+    story = stopping()
+    story.lose(story.cluster.spares(JOB)[0].worker, code=1)
+    assert story.job.stop is not None
+    assert (story.job.phase, story.job.stop.left) == (JobPhase.RUNNING, ())
+
+
 def test_ranks_that_leave_with_the_same_words_leave_in_peace() -> None:
     story = stopping()
     holders = [story.holder(rank) for rank in range(2)]
