@@ -207,6 +207,20 @@ EQUIVALENT: dict[str, str] = {
         "what is to be proved went on from a point; it is said for the types"
     ),
     "failure_detector:judge_ways: 0 to 1": "without samples there are no ways",
+    "rollback:note_kept: kept is None or known is None or (not known.alive) without known is None": (
+        "a worker's node is known; it is said for the types"
+    ),
+    "rollback:note_kept: kept is None or known is None or (not known.alive) without not known.alive": (
+        "with its node a worker is forgotten: nobody tells of one that is lost"
+    ),
+    "rollback:not_there: always job.with_rollback(kept=job.rollback.kept.put(node, left))": (
+        "to keep nothing there says as much as to know of nothing"
+    ),
+    "rollback:forget_kept: without if node in job.rollback.kept": FAST,
+    "moves:Move: False to True": "it is read only of a move under way, and set with its ranks",
+    "phases:asked: always phase.holders + phase.replacements": (
+        "what is said to replacements looks itself for whom it is"
+    ),
     "job:Job.prove: without if not self.accounting.unproved": FAST,
     "job:Job.prove: 1 to 3 #2": "it is left before, when as many are found as there are",
     "stopping:leave: always event.code": "what was ended by a signal has no code",

@@ -13,7 +13,9 @@ from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId, Point, Rank
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.state import vacate_seat
 from torchrelay.protocol.placement.policy import ROLL_BUDGET
+from torchrelay.protocol.recovery.rollback import within_reach
 
 A, B = NodeId("node-0"), NodeId("node-1")
 
@@ -122,6 +124,7 @@ def test_without_a_common_one_it_ends_as_without_us(sharded: Sharded) -> None:
 def test_those_of_an_earlier_start_of_the_job_do_not_count(sharded: Sharded) -> None:
     both_tell(sharded, snapshots(1, 6, restarts=1), snapshots(1, 6, restarts=1))
     assert sharded.story.job.outcome is not None
+    assert sharded.story.job.outcome.reason == "no replica holds the shard of rank 1"
 
 
 def test_ranks_come_back_to_their_slots_and_the_spare_stays_one(sharded: Sharded) -> None:
@@ -177,6 +180,39 @@ def test_a_lost_node_takes_its_copies_along(sharded: Sharded) -> None:
     sharded.settle()
     assert sharded.story.job.phase is JobPhase.RUNNING
     assert sharded.story.cluster.workers[sharded.story.holder(1)].node == A
+
+
+def test_what_a_node_kept_is_forgotten_when_it_is_lost_after_it_was_told() -> None:
+    sharded = Sharded()
+    sharded.lose(1, snapshots(6))
+    assert B in sharded.story.job.rollback.kept
+    sharded.story.hear(ev.NodeLost(node=B, incarnation="a", reason="silent"))
+    assert B not in sharded.story.job.rollback.kept
+    sharded.report(0, snapshots(6, ranks=[0]))
+    assert sharded.story.job.outcome is not None
+
+
+def test_a_snapshot_of_the_point_at_which_all_are_costs_no_step() -> None:
+    sharded = Sharded(6)
+    both_tell_at(sharded, 6, snapshots(1, 6))
+    job = sharded.story.job
+    assert (job.rollback.point, [incident.lost for incident in job.accounting.incidents]) == (Point(6), [0])
+
+
+def test_what_lies_where_nobody_is_is_out_of_reach_when_all_ranks_are_taken() -> None:
+    sharded = Sharded()
+    sharded.lose(1, snapshots(6))
+    cluster, job = sharded.story.cluster, sharded.story.job
+    assert set(within_reach(cluster, job).rollback.kept) == set()
+    vacant = job.with_seat(Rank(1), vacate_seat(job.seats[Rank(1)]))
+    assert set(within_reach(cluster, vacant).rollback.kept) == {B}
+
+
+@pytest.mark.parametrize(("faults", "point"), [(2, Point(6)), (1, None)])
+def test_where_no_worker_may_be_started_any_more_nobody_hands_out_a_copy(faults: int, point: Point | None) -> None:
+    sharded = Sharded(slot_faults=faults)
+    both_tell(sharded, snapshots(6, ranks=[0]), snapshots(6))
+    assert sharded.story.job.rollback.point == point
 
 
 def test_a_copy_that_is_not_there_after_all_leads_to_an_older_one(sharded: Sharded) -> None:
