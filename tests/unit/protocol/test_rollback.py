@@ -13,9 +13,11 @@ from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId, Point, Rank
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.roster import Seat
 from torchrelay.protocol.model.state import vacate_seat
+from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement.policy import ROLL_BUDGET
-from torchrelay.protocol.recovery.rollback import within_reach
+from torchrelay.protocol.recovery.rollback import places_for, within_reach
 
 A, B = NodeId("node-0"), NodeId("node-1")
 
@@ -206,6 +208,17 @@ def test_what_lies_where_nobody_is_is_out_of_reach_when_all_ranks_are_taken() ->
     assert set(within_reach(cluster, job).rollback.kept) == set()
     vacant = job.with_seat(Rank(1), vacate_seat(job.seats[Rank(1)]))
     assert set(within_reach(cluster, vacant).rollback.kept) == {B}
+
+
+def test_a_rank_of_which_no_place_is_known_takes_what_the_others_leave(sharded: Sharded) -> None:
+    job, spares = sharded.story.job, list(sharded.story.cluster.workers.values())
+    place = (A, 0)
+    seats = Table({Rank(0): Seat(), Rank(1): Seat(place=place)})
+    found = places_for(replace(job, seats=seats), [spare for spare in spares if spare.node == A])
+    assert {rank: (worker, sharded.story.cluster.workers[worker].slot) for rank, worker in found.items()} == {
+        1: (found[Rank(1)], 0),
+        0: (found[Rank(0)], 1),
+    }
 
 
 @pytest.mark.parametrize(("faults", "point"), [(2, Point(6)), (1, None)])
