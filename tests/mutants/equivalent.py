@@ -221,6 +221,8 @@ EQUIVALENT: dict[str, str] = {
     "phases:asked: always phase.holders + phase.replacements": (
         "what is said to replacements looks itself for whom it is"
     ),
+    ("placing:empty_slots: without if cluster.workers.size(facts.node_of, node.node) >= node.slots and (n..."): FAST,
+    "placing:empty_slots: cluster.workers.size(facts.node_of, node.node) >= node.slots by Gt": FAST,
     "job:Job.prove: without if not self.accounting.unproved": FAST,
     "job:Job.prove: 1 to 3 #2": "it is left before, when as many are found as there are",
     "stopping:leave: always event.code": "what was ended by a signal has no code",

@@ -13,11 +13,11 @@ from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId, Point, Rank
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import JobPhase
-from torchrelay.protocol.model.roster import Seat
+from torchrelay.protocol.model.roster import Life, Seat
 from torchrelay.protocol.model.state import vacate_seat
 from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement.policy import ROLL_BUDGET
-from torchrelay.protocol.recovery.rollback import places_for, within_reach
+from torchrelay.protocol.recovery.rollback import keepers_of, places_for, within_reach
 
 A, B = NodeId("node-0"), NodeId("node-1")
 
@@ -152,14 +152,43 @@ def test_nobody_takes_a_rank_before_all_former_holders_have_ended(sharded: Shard
     assert all(seat.worker is not None for seat in sharded.story.job.seats.values())
 
 
-def test_replacements_are_restored_from_snapshots_their_own_node_first(sharded: Sharded) -> None:
+def restoring(sharded: Sharded) -> list[od.Restore]:
+    """All have gone back, and their states are to be restored: by these orders."""
     both_tell(sharded, snapshots(6), snapshots(6))
     for _ in range(20):
         found = [order for order in sharded.story.orders() if isinstance(order, od.Restore)]
         if found:
-            break
+            return found
         sharded.keep()
         sharded.story.answer((od.Fence, od.StartWorker, od.Assign, od.Recall, od.Replay))
+    raise AssertionError("nobody is restored")
+
+
+def test_who_is_not_up_hands_out_no_snapshot_nor_one_that_has_failed(sharded: Sharded) -> None:
+    restoring(sharded)
+    cluster, job = sharded.story.cluster, sharded.story.job
+
+    def keepers(life: Life = Life.WARM, *, tried: bool = False, **seat: frozenset[Rank]) -> list[Rank]:
+        first = replace(cluster.workers[sharded.story.holder(0)], life=life)
+        changed = job.with_seat(Rank(0), replace(job.seats[Rank(0)], **seat))
+        return [rank for rank, _ in keepers_of(cluster.with_worker(first), changed, Rank(0), tried=tried)]
+
+    assert keepers() == keepers(Life.STARTED) == [0, 1]
+    assert keepers(Life.STARTING) == keepers(Life.FENCING) == [1]
+    own = frozenset({Rank(0)})
+    assert (keepers(failed=own), keepers(failed=own, tried=True)) == ([1], [0, 1])
+    assert keepers(distrusted=own) == keepers(distrusted=own, tried=True) == [1]
+
+
+def test_nothing_is_started_elsewhere_while_ranks_wait_for_their_own_slots(sharded: Sharded) -> None:
+    sharded.story.hear(ev.NodeJoined(node=NodeId("node-2"), incarnation="a", slots=2))
+    both_tell(sharded, snapshots(6), snapshots(6))
+    assert sharded.story.cluster.fencing(JOB)
+    assert not [order for order in sharded.story.orders() if isinstance(order, od.StartWorker)]
+
+
+def test_replacements_are_restored_from_snapshots_their_own_node_first(sharded: Sharded) -> None:
+    found = restoring(sharded)
     assert {order.rank: [source.rank for source in order.sources] for order in found} == {0: [0, 1], 1: [1, 0]}
     assert all(order.snapshot and order.point == Point(6) for order in found)
 
