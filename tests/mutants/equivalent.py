@@ -223,6 +223,8 @@ EQUIVALENT: dict[str, str] = {
     ),
     ("placing:empty_slots: without if cluster.workers.size(facts.node_of, node.node) >= node.slots and (n..."): FAST,
     "placing:empty_slots: cluster.workers.size(facts.node_of, node.node) >= node.slots by Gt": FAST,
+    "placing:fill_slots: without if missing <= 0 and job.open_move is None and (not all_vacant(job))": FAST,
+    "placing:fill_slots: missing <= 0 by Lt": FAST,
     "job:Job.prove: without if not self.accounting.unproved": FAST,
     "job:Job.prove: 1 to 3 #2": "it is left before, when as many are found as there are",
     "stopping:leave: always event.code": "what was ended by a signal has no code",

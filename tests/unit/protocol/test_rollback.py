@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from tests.support.telling import JOB, Stand, Story, private, training
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
-from torchrelay.protocol.messages.ids import NodeId, Point, Rank
+from torchrelay.protocol.messages.ids import NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.roster import Life, Seat
-from torchrelay.protocol.model.state import vacate_seat
+from torchrelay.protocol.model.state import Cluster, vacate_seat
 from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement.policy import ROLL_BUDGET
-from torchrelay.protocol.recovery.rollback import keepers_of, places_for, within_reach
+from torchrelay.protocol.recovery.rollback import keepers_of, may_come, places_for, within_reach
 
 A, B = NodeId("node-0"), NodeId("node-1")
 
@@ -141,6 +141,19 @@ def test_ranks_come_back_to_their_slots_and_the_spare_stays_one(sharded: Sharded
     assert (job.rollback.point, len(job.rollback.kept)) == (None, 0)
 
 
+def test_they_come_back_though_there_are_spares_enough_elsewhere(sharded: Sharded) -> None:
+    story = sharded.story
+    story.cluster = story.cluster.with_job(replace(story.job, spec=replace(story.job.spec, spares=3)))
+    story.hear(ev.NodeJoined(node=NodeId("node-2"), incarnation="a", slots=2))
+    sharded.settle()
+    sharded.train(7)
+    assert len(story.cluster.spares(JOB)) == 3
+    before = {rank: story.cluster.workers[story.holder(rank)].place for rank in (0, 1)}
+    both_tell(sharded, snapshots(6), snapshots(6))
+    sharded.settle()
+    assert {rank: story.cluster.workers[story.holder(rank)].place for rank in (0, 1)} == before
+
+
 def test_nobody_takes_a_rank_before_all_former_holders_have_ended(sharded: Sharded) -> None:
     both_tell(sharded, snapshots(6), snapshots(6))
     ending = [worker for worker in sharded.story.cluster.workers.values() if worker.life == "fencing"]
@@ -178,6 +191,26 @@ def test_who_is_not_up_hands_out_no_snapshot_nor_one_that_has_failed(sharded: Sh
     own = frozenset({Rank(0)})
     assert (keepers(failed=own), keepers(failed=own, tried=True)) == ([1], [0, 1])
     assert keepers(distrusted=own) == keepers(distrusted=own, tried=True) == [1]
+
+
+def test_a_snapshot_may_come_from_who_has_not_denied_it_or_from_where_somebody_will_be(sharded: Sharded) -> None:
+    restoring(sharded)
+    cluster, job = sharded.story.cluster, sharded.story.job
+    first, second = sharded.story.holder(0), sharded.story.holder(1)
+    together = cluster.with_worker(replace(cluster.workers[second], node=A))
+
+    def comes(there: Cluster, *asked: WorkerId, node: NodeId = A, vacant: bool = False) -> bool:
+        seat = replace(job.seats[Rank(0)], asked_buddies=frozenset(asked))
+        other = vacate_seat(job.seats[Rank(1)]) if vacant else job.seats[Rank(1)]
+        changed = job.with_seat(Rank(0), seat).with_seat(Rank(1), other)
+        return may_come(there, changed.with_rollback(kept=Table({node: snapshots(6)})), Rank(0))
+
+    assert comes(cluster)
+    assert not comes(cluster, first)
+    assert comes(together, first), "the other one on its node has not"
+    assert not comes(cluster, first, vacant=True)
+    assert not comes(together, node=B), "nobody is there, nor will be"
+    assert comes(together, node=B, vacant=True)
 
 
 def test_nothing_is_started_elsewhere_while_ranks_wait_for_their_own_slots(sharded: Sharded) -> None:

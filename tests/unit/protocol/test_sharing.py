@@ -72,6 +72,14 @@ def test_the_agent_is_told_that_others_run_in_the_slot() -> None:
     assert [(order.node, order.slot, order.guest) for order in started] == [("node-0", 0, True)]
 
 
+def test_a_spare_that_is_to_start_where_none_has_come_up_is_not_waited_for() -> None:
+    story = spread(spares=1)
+    story.hear(ev.NodeJoined(node=NodeId("node-3"), incarnation="a", slots=1))
+    assert [spare.node for spare in story.cluster.spares(JOB)] == ["node-3"]
+    story.hear(lost())
+    assert [worker.guest for worker in story.cluster.workers.values()].count(True) == 1
+
+
 def test_guests_are_spread_over_nodes_and_slots() -> None:
     story = spread(ranks=6, slots=2)
     story.hear(lost())
