@@ -14,6 +14,8 @@ TARGET = (
 )
 FAST = "the same, and slower"
 UNREAD = "it would be noted, and is not looked at then"
+TOLD_OF = "what each has begun in the default group is always told"
+LAST_HEARD = "nobody was heard later than who was heard last, which was asked just before"
 HELD = "all ranks are held in this phase: a loss ends it"
 
 EQUIVALENT: dict[str, str] = {
@@ -22,9 +24,44 @@ EQUIVALENT: dict[str, str] = {
         "boundary:told_where: job.boundary is not None and seat.ready and (seat.record_of(job.bou... wit"
         "hout job.boundary is not None"
     ): "there is no record of None; it is said for the types",
+    "boundary:begin_generation: seats.count(facts.has_answered) > FEW by GtE": FAST,
+    "boundary:begin_generation: without if seats.count(facts.has_answered) > FEW": FAST,
+    "boundary:trains: always replace(seat, distrusted=frozenset())": FAST,
+    (
+        "boundary:cut_over: job.resume_point is None or boundary is None or boundary > job.resu... without "
+        "boundary is None"
+    ): "there is one, after which all stand; it is said for the types",
+    (
+        "boundary:give_back: outgoing is None or outgoing.life is Life.FENCING or job.resume_poi... without "
+        "job.resume_point != job.boundary"
+    ): STANDS,
+    (
+        "boundary:give_back: outgoing is None or outgoing.life is Life.FENCING or job.resume_poi... without "
+        "outgoing.life is Life.FENCING"
+    ): OUTGOING,
     "boundary:give_back: always cluster.workers.get(seat.outgoing)": NOBODY,
     "boundary:finish_move: replace without targets=Table()": "the cutover has made it empty",
     "cluster:worker_raised: without if move is None": TARGET,
+    "cluster:module: 22 to 45": "any number would do that no earlier rules have",
+    "cluster:worker_started: node is not None and (not node.proven) without node is not None": (
+        "a worker's node is known; it is said for the types"
+    ),
+    "cluster:worker_started: node is not None and (not node.proven) without not node.proven": FAST,
+    "cluster:judge_deaths: found is None or both is None without found is None": (
+        "without a job there are no two deaths of it; it is said for the types"
+    ),
+    (
+        "cluster:worker_raised: seat is not None and seat.replacement and (not seat.resumed) and (j... without "
+        "job.phase in RECOVERING"
+    ): "elsewhere nobody is a replacement",
+    (
+        "job:Job.is_held_by: rank is not None and rank in self.seats and (self.seats[rank].worke... without "
+        "rank is not None"
+    ): "None is no rank; it is said for the types",
+    "job:Job.went_on: self.resume_point or START without START": (
+        "who goes on after an incident goes on from a point; it is said for the types"
+    ),
+    "incident:Incident: 0 to 1 #3": "it is read only of what went on, and set with it",
     ("answers:stood_at_boundary: event.private and event.point is not None without event.point is not None"): (
         "it is the boundary, which was asked just before; it is said for the types"
     ),
@@ -32,6 +69,16 @@ EQUIVALENT: dict[str, str] = {
         "answers:record_kept: job is None or seat is None or ward is None or (event.worker not in... wit"
         "hout job is None"
     ): "without a job there is no seat; it is said for the types",
+    "answers:is_repeated: given is None or not isinstance(event, ev.Answer) without not isinstance(event, ev.Answer)": (
+        "whatever is in that table is an answer; it is said for the types"
+    ),
+    "answers:is_repeated: job is None or seat is None or seat.worker != event.worker without job is None": (
+        "without a job there is no seat; it is said for the types"
+    ),
+    (
+        "answers:is_repeated: isinstance(event, ev.WorkerResumed) and job.phase is JobPhase.RUNNING without "
+        "isinstance(event, ev.WorkerResumed)"
+    ): "while a job trains nobody is asked, and no answer of that table counts",
     "standing:StandingOrders.of_node: for all, not if worker.rank is not None": NOBODY,
     "cluster:module: 10000 to 20001": "a bound that no sound core comes near",
     "ending:spend_targets: move is None or job.phase is not JobPhase.HALTING without move is None": (
@@ -134,7 +181,55 @@ EQUIVALENT: dict[str, str] = {
     ): ("a move has asked for the boundary; it is said for the types"),
     "speech:rank_orders: always cluster.workers.get(seat.worker)": NOBODY,
     "taints:taint_set: without if taint == before": "it puts there what is there, and no fault follows from it",
+    "silent_nodes:SilentNodes.of: 0 to 1": "no limit is as short as that",
+    "silent_nodes:SilentNodes._last_proof: for all, not if other != node": (
+        "its own ranks pass gates in its own beats, which are no later than the last"
+    ),
+    "silent_nodes:gates_of: always cluster.workers.get(seat.worker)": NOBODY,
+    "silent_nodes:gates_of: 2 to 5": "one of two is on another node; more are only slower",
+    "stalls:Stalled.among: group == DEFAULT or group in self.begun without group == DEFAULT": TOLD_OF,
+    "stalls:Stalled.meets: 0 to 1": TOLD_OF,
+    "stalls:ended_early: 1 to 3": "all that have ended have committed the same last point",
+    "failure_detector:Company.ranks: for all, not if seat.worker is not None": NOBODY,
+    "failure_detector:judge: still and job.phase is JobPhase.RUNNING without still": FAST,
+    (
+        "failure_detector:judge_worker: limit is None or seen_ms - pulse.still_ms < limit without "
+        "seen_ms - pulse.still_ms < limit"
+    ): FAST,
+    "failure_detector:judge_worker: seen_ms - pulse.still_ms by Add": FAST,
+    "deafness:Deafness.look: 0 to 1 #3": "before the first look it has all of its time",
+    "deafness:all_silent: without if now_ms - failure_detector.last_heard_ms(now_ms) < limit": FAST,
+    "deafness:all_silent: now_ms - failure_detector.last_heard_ms(now_ms) by Add": FAST,
+    "deafness:all_silent: since is not None and now_ms - since >= limit without now_ms - since >= limit": LAST_HEARD,
+    "deafness:all_silent: now_ms - since by Add": LAST_HEARD,
+    "failure_detector:proof: for all, not if worker is not None": NOBODY,
+    "failure_detector:proof: job.resume_point or START without START": (
+        "what is to be proved went on from a point; it is said for the types"
+    ),
+    "failure_detector:judge_ways: 0 to 1": "without samples there are no ways",
+    "rollback:note_kept: kept is None or known is None or (not known.alive) without known is None": (
+        "a worker's node is known; it is said for the types"
+    ),
+    "rollback:note_kept: kept is None or known is None or (not known.alive) without not known.alive": (
+        "with its node a worker is forgotten: nobody tells of one that is lost"
+    ),
+    "rollback:not_there: always job.with_rollback(kept=job.rollback.kept.put(node, left))": (
+        "to keep nothing there says as much as to know of nothing"
+    ),
+    "rollback:forget_kept: without if node in job.rollback.kept": FAST,
+    "moves:Move: False to True": "it is read only of a move under way, and set with its ranks",
+    "phases:asked: always phase.holders + phase.replacements": (
+        "what is said to replacements looks itself for whom it is"
+    ),
+    ("placing:empty_slots: without if cluster.workers.size(facts.node_of, node.node) >= node.slots and (n..."): FAST,
+    "placing:empty_slots: cluster.workers.size(facts.node_of, node.node) >= node.slots by Gt": FAST,
+    "placing:fill_slots: without if missing <= 0 and job.open_move is None and (not all_vacant(job))": FAST,
+    "placing:fill_slots: missing <= 0 by Lt": FAST,
+    "job:Job.prove: without if not self.accounting.unproved": FAST,
+    "job:Job.prove: 1 to 3 #2": "it is left before, when as many are found as there are",
+    "stopping:leave: always event.code": "what was ended by a signal has no code",
     "silence:Rhythm.note: gap_ms <= self.gap_ms by Lt": "an equal gap in the place of the other is the same rhythm",
+    "pulses:Pulse: 0 to 1 #2": "`feel` says it of each",
     "pulses:feel: replace without advanced_ms=advanced_ms": "who has advanced is at another place",
     "pulses:FailureDetector.last_heard_ms: always max(self.heard.values(), default=now_ms)": "it is noted for speed",
     "pulses:end_deafness: without if gap < LEAST_SILENCE_MS": FAST,

@@ -19,7 +19,9 @@ from torchrelay.protocol.health.silence import (
     ALL_SILENT_MS,
 )
 from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages.ids import JobId
 from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.rules.cluster import advance
 
 
@@ -60,7 +62,7 @@ def test_what_was_heard_before_the_time_stood_is_as_old_as_it_is() -> None:
 
 def test_it_stands_once_and_not_again_before_somebody_is_heard() -> None:
     deafness = Deafness().look(True, 7)
-    assert (deafness.still, deafness.since_ms, deafness.stood_ms(9)) == (True, 7, 2)
+    assert (deafness.still, deafness.since_ms, deafness.stood_ms(9), deafness.spent) == (True, 7, 2, False)
     assert deafness.look(True, 6 + MOST_STILL_MS) == deafness
     woken = deafness.look(False, 8)
     assert (woken.still, woken.spent, woken.left_ms, woken.stood_ms(9)) == (False, False, MOST_STILL_MS - 1, 0)
@@ -76,6 +78,7 @@ def test_what_it_has_stood_comes_back_while_it_goes_on() -> None:
     deafness = Deafness().look(True, 0).look(False, 10_000)
     assert deafness.left_ms == MOST_STILL_MS - 10_000
     assert deafness.look(False, 14_000).left_ms == MOST_STILL_MS - 6_000
+    assert deafness.look(False, 14_000).look(False, 18_000).left_ms == MOST_STILL_MS - 2_000
     assert deafness.look(False, 90_000).left_ms == MOST_STILL_MS
 
 
@@ -101,12 +104,16 @@ def test_a_job_that_is_to_stop_has_its_own_time() -> None:
     assert all_silent(cast.failure_detector, ends, now)
     over = asked.with_job(replace(asked.jobs[JOB], phase=JobPhase.ENDED))
     assert is_deaf(cast.failure_detector, over, now), "it is over, and others may train"
+    other = replace(cast.cluster.jobs[JOB], spec=replace(cast.cluster.jobs[JOB].spec, job=JobId("other")))
+    assert not is_deaf(cast.failure_detector, asked.with_job(other), now), "one of them is to stop"
+    assert is_deaf(cast.failure_detector, replace(cast.cluster, jobs=Table()), now), "one may be submitted"
 
 
 def test_when_nothing_is_left_it_does_not_stand() -> None:
     deafness = Deafness(left_ms=0, seen_ms=5)
     assert not deafness.look(True, 5).still
     assert deafness.look(True, 6).still
+    assert deafness.look(True, 5).look(True, 6).still
 
 
 def test_without_a_living_node_the_time_goes_on() -> None:

@@ -53,6 +53,7 @@ def test_two_that_end_alike_at_one_point_end_the_job(how: dict[str, Any], code: 
     assert story.job.outcome is not None
     assert story.job.outcome.code == code
     assert "the script's own error, on two workers that held rank 1: both ended alike after 3" in story.job.why
+    assert not story.job.accounting.incidents[-1].eligible
     told = exclusion(story.job.accounting.incidents[0], story.job)
     assert told is not None
     assert told.reason is Exclusion.USER_BUG
@@ -106,8 +107,69 @@ def test_collectives_that_do_not_match_are_named_on_whichever_ranks_they_strike(
         return
     assert story.job.outcome is not None
     assert story.job.outcome.code == 91
+    assert "the script's own error, after 3 on ranks 1 and 0: " in story.job.outcome.reason
     assert "train.py:5" in story.job.outcome.reason
     assert "the same collectives, in the same order" in story.job.outcome.reason
+
+
+def mismatched_twice(restarts: int) -> Story:
+    """A job of which the collectives did not match, both times on rank 1."""
+    story = running(HERE, spares=2, max_restarts=restarts)
+    for _ in range(2):
+        again(story)
+        dies(story, 1, signal=ABORT, cause=f"SIGABRT: {MISMATCH}")
+    return story
+
+
+def test_if_they_strike_one_rank_twice_that_is_told() -> None:
+    assert "the script's own error, after 3 on rank 1, twice: " in mismatched_twice(0).job.why
+
+
+def test_what_has_made_all_begin_anew_does_not_do_so_when_the_next_process_ends() -> None:
+    story = mismatched_twice(2)
+    assert (story.job.phase, story.job.attempts.restarts) == (JobPhase.STARTING, 1)
+    for spare in story.cluster.fencing(story.job.spec.job):
+        story.lose(spare.worker, signal=KILL)
+    assert story.job.attempts.restarts == 1
+
+
+def test_how_a_survivor_ends_on_its_way_to_the_safepoint_says_nothing() -> None:
+    story = running(HERE, ranks=3, spares=2)
+    dies(story, 1, signal=KILL)
+    story.answer((od.Interrupt,))
+    assert story.job.phase is JobPhase.PREPARING
+    dies(story, 0, code=7)
+    assert story.job.exceptions.deaths == ()
+
+
+def test_nor_how_a_replacement_ends_before_it_is_known_where_to() -> None:
+    story = running(HERE, ranks=3, spares=3)
+    dies(story, 1, signal=KILL)
+    again(story)
+    dies(story, 1, signal=KILL)
+    assert story.job.phase is JobPhase.AGREEING
+    story.lose(story.holder(1), code=7)
+    assert story.job.exceptions.deaths == ()
+
+
+def test_it_counts_as_soon_as_a_rank_is_told_to_go_on() -> None:
+    story = running(HERE)
+    dies(story, 1, signal=KILL)
+    for kinds in ((od.Interrupt, od.Assign), (od.Decide, od.Replay), (od.Reconfigure, od.Restore)):
+        story.answer(kinds)
+    assert story.job.phase is JobPhase.RESUMING
+    dies(story, 0, code=7)
+    assert [death.how for death in story.job.exceptions.deaths] == ["exit code 7"]
+
+
+def test_under_a_freeze_the_job_ends_for_the_freeze() -> None:
+    story = running(HERE)
+    dies(story, 1, code=7)
+    again(story)
+    story.hear(ev.FreezeSet(source="ann"))
+    dies(story, 1, code=7)
+    assert story.job.outcome is not None
+    assert story.job.outcome.reason.startswith("frozen, so nothing is done about it")
 
 
 @pytest.mark.parametrize(("kind", "code"), [("diverged", 91), ("refused", 93)])
@@ -205,6 +267,31 @@ def test_what_its_predecessor_raised_as_well_it_does_not_raise_for_want_of_anyth
     assert story.job.outcome is not None
     assert story.job.outcome.code == 5
     assert "the script's own error" in story.job.why
+
+
+def test_what_its_predecessor_raised_is_told_in_its_words() -> None:
+    story = after_an_error(HERE)
+    story.hear(raised(story, 1, point=HERE, kind="incomplete", summary="what its calls have left is lacking"))
+    assert [entry.summary for entry in story.job.exceptions.raised] == ["E", "E"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"kind": "undeclared"}, {"kind": "incomplete", "point": NEXT}, {"kind": "incomplete", "signature": "F"}]
+)
+def test_it_must_be_the_same_and_for_want_of_something(fields: dict[str, Any]) -> None:
+    story = after_an_error(HERE)
+    story.hear(raised(story, 1, **({"point": HERE} | fields)))
+    assert story.job.outcome is not None
+    assert (story.job.outcome.code, "own error" in story.job.why) == (91, False)
+
+
+def test_what_it_has_raised_itself_before_is_no_proof() -> None:
+    story = running(HERE)
+    dies(story, 1, signal=KILL)
+    again(story)
+    story.hear(raised(story, 1, point=HERE, fatal=False), raised(story, 1, point=HERE, kind="incomplete"))
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == 91
 
 
 def test_how_a_worker_ends_that_we_have_killed_says_nothing_of_the_job() -> None:

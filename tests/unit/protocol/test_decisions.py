@@ -43,6 +43,14 @@ def chosen(*spares: Worker, near: str = "node-1") -> str | None:
     return best.worker if best is not None else None
 
 
+def test_a_spare_with_a_slot_of_its_own_comes_before_a_guest() -> None:
+    guest, other = spare("a", Life.WARM), spare("b", Life.WARM)
+    best, _ = choose_spare(
+        [guest, other], Rank(3), near=None, host=lambda one: spare("host", Life.WARM) if one == guest else None
+    )
+    assert best == other
+
+
 def test_a_warm_spare_comes_before_a_started_one_and_that_before_a_starting_one() -> None:
     starting, started, warm = spare("a", Life.STARTING), spare("b", Life.STARTED), spare("c", Life.WARM)
     assert chosen(starting, started, warm) == "c"

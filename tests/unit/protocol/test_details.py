@@ -89,6 +89,14 @@ def test_who_is_lost_at_the_first_wiring_makes_all_start_again() -> None:
     assert (story.job.phase, story.job.attempts.starts, story.job.generation) == (JobPhase.STARTING, 1, 2)
 
 
+def test_only_in_a_recovery_nodes_where_workers_have_come_up_come_first() -> None:
+    story = on_nodes(2, 3, nproc_per_node=1, nodes=2, spares=0)
+    node = replace(story.cluster.nodes[NODE], proven=False)
+    cluster = replace(story.cluster, nodes=story.cluster.nodes.put(NODE, node))
+    for phase, first in ((JobPhase.RUNNING, "node-0"), (JobPhase.AGREEING, "node-1")):
+        assert free_slots(cluster, replace(story.job, phase=phase))[0] == (first, 1)
+
+
 def test_a_name_may_have_digits_that_are_no_numbers() -> None:
     assert sorted(["node-²", "node-10", "node-2"], key=natural_key) == ["node-2", "node-10", "node-²"]
 

@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from tests import phases_page
-from tests.support.telling import Story, submitted
+from tests.support.telling import Story, running, submitted
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId, Point
 from torchrelay.protocol.model import phases
 from torchrelay.protocol.model.job import RECOVERING, JobPhase
-from torchrelay.protocol.model.phases import PHASES, UNTIL, Phase
+from torchrelay.protocol.model.phases import PHASES, UNTIL, Phase, is_complete
 from torchrelay.protocol.rules.speech import SAID
 
 PAGE = phases_page.PAGE.read_text()
@@ -32,6 +32,12 @@ def test_the_diagrams_of_the_page_lead_where_the_phases_do() -> None:
         assert known or PHASES[before].then is after, f"{before} -> {after}"
     drawn = {before for before, _ in found}
     assert drawn >= {JobPhase.AGREEING, JobPhase.PREPARING, JobPhase.RECONFIGURING, JobPhase.RESUMING, JobPhase.HALTING}
+
+
+def test_how_long_the_last_phases_last_is_not_for_the_seats_to_say() -> None:
+    job = running().job
+    for phase in (JobPhase.FINISHING, JobPhase.ENDING, JobPhase.ENDED):
+        assert not is_complete(replace(job, phase=phase))
 
 
 def test_what_the_page_explains_is_what_is_asked() -> None:

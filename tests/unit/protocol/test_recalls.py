@@ -109,6 +109,20 @@ def test_to_deny_again_wins_no_time_for_others() -> None:
     assert story.job.phase in (JobPhase.ENDING, JobPhase.ENDED)
 
 
+def test_to_say_again_that_one_stands_wins_no_time_for_others() -> None:
+    story = alone_on_nodes(6)
+    lose_node(story, 0)
+    story.answer((od.Interrupt,))
+    stands = say(story, ev.WorkerReady, 1, point=HERE)
+    story.hear(stands)
+    story.wait(4_000)
+    before = story.cluster
+    story.hear(stands)
+    assert story.cluster == before
+    story.wait(1_000)
+    assert story.job.phase in (JobPhase.ENDING, JobPhase.ENDED)
+
+
 def test_of_three_generations_it_is_known_who_was_sent_what() -> None:
     story = alone_on_nodes(3, spares=3)
     for kept in (1, 2, 3, 3):

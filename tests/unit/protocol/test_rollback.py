@@ -10,10 +10,14 @@ from msgspec.structs import replace
 from tests.support.telling import JOB, Stand, Story, private, training
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
-from torchrelay.protocol.messages.ids import NodeId, Point, Rank
+from torchrelay.protocol.messages.ids import NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.roster import Life, Seat
+from torchrelay.protocol.model.state import Cluster, vacate_seat
+from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement.policy import ROLL_BUDGET
+from torchrelay.protocol.recovery.rollback import keepers_of, may_come, places_for, within_reach
 
 A, B = NodeId("node-0"), NodeId("node-1")
 
@@ -122,6 +126,7 @@ def test_without_a_common_one_it_ends_as_without_us(sharded: Sharded) -> None:
 def test_those_of_an_earlier_start_of_the_job_do_not_count(sharded: Sharded) -> None:
     both_tell(sharded, snapshots(1, 6, restarts=1), snapshots(1, 6, restarts=1))
     assert sharded.story.job.outcome is not None
+    assert sharded.story.job.outcome.reason == "no replica holds the shard of rank 1"
 
 
 def test_ranks_come_back_to_their_slots_and_the_spare_stays_one(sharded: Sharded) -> None:
@@ -136,6 +141,19 @@ def test_ranks_come_back_to_their_slots_and_the_spare_stays_one(sharded: Sharded
     assert (job.rollback.point, len(job.rollback.kept)) == (None, 0)
 
 
+def test_they_come_back_though_there_are_spares_enough_elsewhere(sharded: Sharded) -> None:
+    story = sharded.story
+    story.cluster = story.cluster.with_job(replace(story.job, spec=replace(story.job.spec, spares=3)))
+    story.hear(ev.NodeJoined(node=NodeId("node-2"), incarnation="a", slots=2))
+    sharded.settle()
+    sharded.train(7)
+    assert len(story.cluster.spares(JOB)) == 3
+    before = {rank: story.cluster.workers[story.holder(rank)].place for rank in (0, 1)}
+    both_tell(sharded, snapshots(6), snapshots(6))
+    sharded.settle()
+    assert {rank: story.cluster.workers[story.holder(rank)].place for rank in (0, 1)} == before
+
+
 def test_nobody_takes_a_rank_before_all_former_holders_have_ended(sharded: Sharded) -> None:
     both_tell(sharded, snapshots(6), snapshots(6))
     ending = [worker for worker in sharded.story.cluster.workers.values() if worker.life == "fencing"]
@@ -147,16 +165,75 @@ def test_nobody_takes_a_rank_before_all_former_holders_have_ended(sharded: Shard
     assert all(seat.worker is not None for seat in sharded.story.job.seats.values())
 
 
-def test_replacements_are_restored_from_snapshots_their_own_node_first(sharded: Sharded) -> None:
+def restoring(sharded: Sharded) -> list[od.Restore]:
+    """All have gone back, and their states are to be restored: by these orders."""
     both_tell(sharded, snapshots(6), snapshots(6))
     for _ in range(20):
         found = [order for order in sharded.story.orders() if isinstance(order, od.Restore)]
         if found:
-            break
+            return found
         sharded.keep()
         sharded.story.answer((od.Fence, od.StartWorker, od.Assign, od.Recall, od.Replay))
+    raise AssertionError("nobody is restored")
+
+
+def test_who_is_not_up_hands_out_no_snapshot_nor_one_that_has_failed(sharded: Sharded) -> None:
+    restoring(sharded)
+    cluster, job = sharded.story.cluster, sharded.story.job
+
+    def keepers(life: Life = Life.WARM, *, tried: bool = False, **seat: frozenset[Rank]) -> list[Rank]:
+        first = replace(cluster.workers[sharded.story.holder(0)], life=life)
+        changed = job.with_seat(Rank(0), replace(job.seats[Rank(0)], **seat))
+        return [rank for rank, _ in keepers_of(cluster.with_worker(first), changed, Rank(0), tried=tried)]
+
+    assert keepers() == keepers(Life.STARTED) == [0, 1]
+    assert keepers(Life.STARTING) == keepers(Life.FENCING) == [1]
+    own = frozenset({Rank(0)})
+    assert (keepers(failed=own), keepers(failed=own, tried=True)) == ([1], [0, 1])
+    assert keepers(distrusted=own) == keepers(distrusted=own, tried=True) == [1]
+
+
+def test_a_snapshot_may_come_from_who_has_not_denied_it_or_from_where_somebody_will_be(sharded: Sharded) -> None:
+    restoring(sharded)
+    cluster, job = sharded.story.cluster, sharded.story.job
+    first, second = sharded.story.holder(0), sharded.story.holder(1)
+    together = cluster.with_worker(replace(cluster.workers[second], node=A))
+
+    def comes(there: Cluster, *asked: WorkerId, node: NodeId = A, vacant: bool = False) -> bool:
+        seat = replace(job.seats[Rank(0)], asked_buddies=frozenset(asked))
+        other = vacate_seat(job.seats[Rank(1)]) if vacant else job.seats[Rank(1)]
+        changed = job.with_seat(Rank(0), seat).with_seat(Rank(1), other)
+        return may_come(there, changed.with_rollback(kept=Table({node: snapshots(6)})), Rank(0))
+
+    assert comes(cluster)
+    assert not comes(cluster, first)
+    assert comes(together, first), "the other one on its node has not"
+    assert not comes(cluster, first, vacant=True)
+    assert not comes(together, node=B), "nobody is there, nor will be"
+    assert comes(together, node=B, vacant=True)
+
+
+def test_nothing_is_started_elsewhere_while_ranks_wait_for_their_own_slots(sharded: Sharded) -> None:
+    sharded.story.hear(ev.NodeJoined(node=NodeId("node-2"), incarnation="a", slots=2))
+    both_tell(sharded, snapshots(6), snapshots(6))
+    assert sharded.story.cluster.fencing(JOB)
+    assert not [order for order in sharded.story.orders() if isinstance(order, od.StartWorker)]
+
+
+def test_replacements_are_restored_from_snapshots_their_own_node_first(sharded: Sharded) -> None:
+    found = restoring(sharded)
     assert {order.rank: [source.rank for source in order.sources] for order in found} == {0: [0, 1], 1: [1, 0]}
     assert all(order.snapshot and order.point == Point(6) for order in found)
+
+
+def test_where_the_snapshots_lay_is_told(sharded: Sharded) -> None:
+    both_tell(sharded, snapshots(6), snapshots(6))
+    sharded.settle()
+    told = [text for _, text in sharded.story.job.accounting.incidents[-1].story if "restored from" in text]
+    assert told == [
+        f"rank {rank} restored from its snapshot, kept on the node of rank {rank}: 1,000 bytes, digest d1 equal"
+        for rank in (0, 1)
+    ]
 
 
 def test_a_lost_node_takes_its_copies_along(sharded: Sharded) -> None:
@@ -167,6 +244,50 @@ def test_a_lost_node_takes_its_copies_along(sharded: Sharded) -> None:
     sharded.settle()
     assert sharded.story.job.phase is JobPhase.RUNNING
     assert sharded.story.cluster.workers[sharded.story.holder(1)].node == A
+
+
+def test_what_a_node_kept_is_forgotten_when_it_is_lost_after_it_was_told() -> None:
+    sharded = Sharded()
+    sharded.lose(1, snapshots(6))
+    assert B in sharded.story.job.rollback.kept
+    sharded.story.hear(ev.NodeLost(node=B, incarnation="a", reason="silent"))
+    assert B not in sharded.story.job.rollback.kept
+    sharded.report(0, snapshots(6, ranks=[0]))
+    assert sharded.story.job.outcome is not None
+
+
+def test_a_snapshot_of_the_point_at_which_all_are_costs_no_step() -> None:
+    sharded = Sharded(6)
+    both_tell_at(sharded, 6, snapshots(1, 6))
+    job = sharded.story.job
+    assert (job.rollback.point, [incident.lost for incident in job.accounting.incidents]) == (Point(6), [0])
+
+
+def test_what_lies_where_nobody_is_is_out_of_reach_when_all_ranks_are_taken() -> None:
+    sharded = Sharded()
+    sharded.lose(1, snapshots(6))
+    cluster, job = sharded.story.cluster, sharded.story.job
+    assert set(within_reach(cluster, job).rollback.kept) == set()
+    vacant = job.with_seat(Rank(1), vacate_seat(job.seats[Rank(1)]))
+    assert set(within_reach(cluster, vacant).rollback.kept) == {B}
+
+
+def test_a_rank_of_which_no_place_is_known_takes_what_the_others_leave(sharded: Sharded) -> None:
+    job, spares = sharded.story.job, list(sharded.story.cluster.workers.values())
+    place = (A, 0)
+    seats = Table({Rank(0): Seat(), Rank(1): Seat(place=place)})
+    found = places_for(replace(job, seats=seats), [spare for spare in spares if spare.node == A])
+    assert {rank: (worker, sharded.story.cluster.workers[worker].slot) for rank, worker in found.items()} == {
+        1: (found[Rank(1)], 0),
+        0: (found[Rank(0)], 1),
+    }
+
+
+@pytest.mark.parametrize(("faults", "point"), [(2, Point(6)), (1, None)])
+def test_where_no_worker_may_be_started_any_more_nobody_hands_out_a_copy(faults: int, point: Point | None) -> None:
+    sharded = Sharded(slot_faults=faults)
+    both_tell(sharded, snapshots(6, ranks=[0]), snapshots(6))
+    assert sharded.story.job.rollback.point == point
 
 
 def test_a_copy_that_is_not_there_after_all_leads_to_an_older_one(sharded: Sharded) -> None:

@@ -72,6 +72,14 @@ def test_the_agent_is_told_that_others_run_in_the_slot() -> None:
     assert [(order.node, order.slot, order.guest) for order in started] == [("node-0", 0, True)]
 
 
+def test_a_spare_that_is_to_start_where_none_has_come_up_is_not_waited_for() -> None:
+    story = spread(spares=1)
+    story.hear(ev.NodeJoined(node=NodeId("node-3"), incarnation="a", slots=1))
+    assert [spare.node for spare in story.cluster.spares(JOB)] == ["node-3"]
+    story.hear(lost())
+    assert [worker.guest for worker in story.cluster.workers.values()].count(True) == 1
+
+
 def test_guests_are_spread_over_nodes_and_slots() -> None:
     story = spread(ranks=6, slots=2)
     story.hear(lost())
@@ -262,6 +270,38 @@ def test_of_ranks_with_slots_of_their_own_it_is() -> None:
     story.lose(story.holder(2), code=1)
     assert story.job.outcome is not None
     assert story.job.outcome.code == 1
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1)])
+def test_if_one_of_two_was_short_of_room_it_is_not_the_scripts_own(first: int, second: int) -> None:
+    story = shrunk(ranks=4)
+    assert crowded(story) == [1]
+    worker = story.holder(first)
+    for rank in (first, second):
+        story.hear(say(story, ev.WorkerRaised, rank, point=HERE, kind="script", signature=MEMORY, summary="memory"))
+    story.lose(worker, code=1)
+    assert story.job.outcome is None
+
+
+def test_other_errors_in_shared_slots_are_the_scripts_own() -> None:
+    story = shrunk()
+    worker = story.holder(0)
+    for rank in (0, 1):
+        story.hear(say(story, ev.WorkerRaised, rank, point=HERE, kind="script", signature="E", summary="E"))
+    story.lose(worker, code=5)
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == 5
+
+
+def test_a_target_that_has_no_memory_is_remembered_when_it_says_so() -> None:
+    story = spread()
+    story.hear(tainted("node-1", None, key="drain", planned=True))
+    target = story.move.targets[Rank(1)]
+    raised = ev.WorkerRaised(
+        worker=target, job=JOB, rank=Rank(1), point=None, kind="script", signature=MEMORY, summary=MEMORY
+    )
+    story.hear(raised)
+    assert [(entry.worker, entry.cramped) for entry in story.job.exceptions.raised] == [(target, True)]
 
 
 def test_what_fails_again_and_again_for_lack_of_memory_is_given_up_and_the_job_waits() -> None:

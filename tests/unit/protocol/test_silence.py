@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.beating import JOB, A, B, C, Cast
+from tests.support.telling import begun
 from torchrelay.protocol.health.failure_detector import judge
 from torchrelay.protocol.health.pulses import (
     BEAT_MS,
@@ -16,7 +17,9 @@ from torchrelay.protocol.health.pulses import (
     Beat,
     FailureDetector,
     forget,
+    forget_strangers,
     hear,
+    pace_ms,
 )
 from torchrelay.protocol.health.silence import (
     ALL_SILENT_MS,
@@ -29,10 +32,10 @@ from torchrelay.protocol.health.silence import (
 )
 from torchrelay.protocol.health.silent_nodes import SilentNodes
 from torchrelay.protocol.messages import events as ev
-from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.table import Table
-from torchrelay.protocol.rules.cluster import advance
+from torchrelay.protocol.rules.cluster import EMPTY, advance
 
 
 def test_the_pulses_of_workers_that_have_ended_are_forgotten() -> None:
@@ -50,6 +53,23 @@ def test_what_was_heard_last_is_looked_up_where_it_was_not_noted() -> None:
     some = FailureDetector(heard=Table({(A, "a"): 3, (B, "a"): 7, (C, "a"): 5}))
     assert (some.last_heard_ms(9), replace(some, newest_ms=8).last_heard_ms(9)) == (7, 8)
     assert FailureDetector().last_heard_ms(9) == 9
+
+
+@pytest.mark.parametrize(("nodes", "ms"), [(0, 500), (1, 500), (250, 500), (251, 1_000), (500, 1_000), (501, 1_500)])
+def test_of_many_nodes_each_beats_less_often(nodes: int, ms: int) -> None:
+    assert pace_ms(nodes) == ms
+
+
+def test_pulses_of_strangers_are_forgotten_when_there_are_many() -> None:
+    cast = Cast()
+    cast.live(1_000, A, B)
+    known = cast.failure_detector
+    assert (len(cast.cluster.workers), len(known.pulses)) == (4, 4)
+    some = next(iter(known.pulses.values()))
+    for strangers, kept in ((68, True), (69, False)):
+        pulses = known.pulses.put_all((WorkerId(f"stranger-{number}"), some) for number in range(strangers))
+        many = replace(known, pulses=pulses)
+        assert forget_strangers(many, cast.cluster) == (many if kept else known)
 
 
 # ---------------------------------------------------------------- the limit
@@ -212,6 +232,32 @@ def test_points_of_another_generation_and_restored_states_are_no_proof() -> None
         assert failure_detector.pulses[later.worker].advanced_ms == 7
 
 
+def test_of_gates_that_several_nodes_have_told_the_newest_is_the_proof() -> None:
+    spec = ev.JobSpec(job=JOB, world_size=3, nproc_per_node=1, nodes=3)
+    cluster = advance(EMPTY, ev.JobSubmitted(spec=spec), 0)
+    for node in (A, B, C):
+        cluster = advance(cluster, ev.NodeJoined(node=node, incarnation="a", slots=1), 0)
+    cast = Cast(begun(cluster))
+    cast.live(1_000, A, B, C)
+    cast.live(3_000, A, C)
+    cast.live(2_000, C)
+    assert cast.silent(B).advanced_ms == 0
+    cast.live(500, C, trains=False)
+    assert cast.silent(B).advanced_ms == 500
+
+
+def test_a_silent_node_is_judged_while_ranks_leave() -> None:
+    cast = Cast()
+    cast.live(1_000, A, B, C)
+    stop = ev.SignalAsked(job=JOB, number=15, grace_ms=60_000, reason="enough")
+    first = cast.cluster.jobs[JOB].seats[Rank(0)].worker
+    assert first is not None
+    for event in (stop, ev.WorkerExited(worker=first, node=A, code=0)):
+        cast.cluster = advance(cast.cluster, event, cast.now_ms)
+    assert cast.cluster.jobs[JOB].phase is JobPhase.RUNNING
+    assert cast.live(LEAST_SILENCE_MS, A, C, trains=False) == [B]
+
+
 # ---------------------------------------------------------------- all at once
 
 
@@ -224,6 +270,15 @@ def test_if_all_are_silent_at_once_nobody_is_lost_for_a_minute() -> None:
     assert "and so are all: it may be the orchestrator that hears nothing" in str(silence)
     assert sorted(cast.live(BEAT_MS)) == [A, B, C]
     assert {at for at, _ in cast.lost} == {begin + DEAF_MS}
+
+
+def test_who_is_silent_with_all_others_has_a_minute_and_alone_its_limit() -> None:
+    cast = Cast()
+    cast.live(1_000, A, B, C)
+    cast.now_ms += ALL_SILENT_MS
+    assert cast.silent(B).lost_in_ms == DEAF_MS - ALL_SILENT_MS
+    cast.beat(A)
+    assert cast.silent(B).lost_in_ms == LEAST_SILENCE_MS - ALL_SILENT_MS
 
 
 def test_when_the_first_is_heard_again_the_others_have_time_to_come_back() -> None:

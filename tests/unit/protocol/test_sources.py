@@ -144,7 +144,8 @@ def restored_from(ranks: int, lost: int) -> list[int]:
 
 
 def test_few_replicas_are_all_named_the_lowest_first() -> None:
-    assert restored_from(MOST_SOURCES + 1, 2) == [0, 1, *range(3, MOST_SOURCES + 1)]
+    assert restored_from(17, 2) == [0, 1, *range(3, 17)]
+    assert restored_from(20, 1) == list(range(2, 18)), "sixteen of more"
 
 
 @pytest.mark.parametrize("ranks", [MOST_SOURCES + 4, SMALL + 10])
