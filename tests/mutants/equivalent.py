@@ -217,7 +217,6 @@ EQUIVALENT: dict[str, str] = {
     "rollback:not_there: always job.with_rollback(kept=job.rollback.kept.put(node, left))": (
         "to keep nothing there says as much as to know of nothing"
     ),
-    "rollback:forget_kept: without if node in job.rollback.kept": FAST,
     "moves:Move: False to True": "it is read only of a move under way, and set with its ranks",
     "phases:asked: always phase.holders + phase.replacements": (
         "what is said to replacements looks itself for whom it is"
