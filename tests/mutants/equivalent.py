@@ -16,6 +16,7 @@ FAST = "the same, and slower"
 UNREAD = "it would be noted, and is not looked at then"
 TOLD_OF = "what each has begun in the default group is always told"
 LAST_HEARD = "nobody was heard later than who was heard last, which was asked just before"
+HOLDS_RANK = "who holds a rank of the job is of the job, and has that rank"
 HELD = "all ranks are held in this phase: a loss ends it"
 
 EQUIVALENT: dict[str, str] = {
@@ -216,7 +217,6 @@ EQUIVALENT: dict[str, str] = {
     "rollback:not_there: always job.with_rollback(kept=job.rollback.kept.put(node, left))": (
         "to keep nothing there says as much as to know of nothing"
     ),
-    "rollback:forget_kept: without if node in job.rollback.kept": FAST,
     "moves:Move: False to True": "it is read only of a move under way, and set with its ranks",
     "phases:asked: always phase.holders + phase.replacements": (
         "what is said to replacements looks itself for whom it is"
@@ -225,6 +225,18 @@ EQUIVALENT: dict[str, str] = {
     "placing:empty_slots: cluster.workers.size(facts.node_of, node.node) >= node.slots by Gt": FAST,
     "placing:fill_slots: without if missing <= 0 and job.open_move is None and (not all_vacant(job))": FAST,
     "placing:fill_slots: missing <= 0 by Lt": FAST,
+    "rollback:holders_on: for all, not if worker.job == job.spec.job and worker.rank is not None": HOLDS_RANK,
+    (
+        "rollback:holders_on: worker.job == job.spec.job and worker.rank is not None without worker.job == job.spec.job"
+    ): HOLDS_RANK,
+    (
+        "rollback:holders_on: worker.job == job.spec.job and worker.rank is not None without worker.rank is not None"
+    ): HOLDS_RANK,
+    "rollback:holders_on: sorted without key=itemgetter(0)": "no rank is held twice",
+    "placing:invite: without if not may_share(job)": FAST,
+    "placing:invite: move is not None and r not in move.targets and (r not in vacant) without move is not None": (
+        "without a move no rank leaves; it is said for the types"
+    ),
     "job:Job.prove: without if not self.accounting.unproved": FAST,
     "job:Job.prove: 1 to 3 #2": "it is left before, when as many are found as there are",
     "stopping:leave: always event.code": "what was ended by a signal has no code",

@@ -193,6 +193,19 @@ def test_who_is_not_up_hands_out_no_snapshot_nor_one_that_has_failed(sharded: Sh
     assert keepers(distrusted=own) == keepers(distrusted=own, tried=True) == [1]
 
 
+def test_of_several_other_nodes_the_one_of_the_lowest_rank_comes_first(sharded: Sharded) -> None:
+    restoring(sharded)
+    cluster, job = sharded.story.cluster, sharded.story.job
+    first, second = (cluster.workers[sharded.story.holder(rank)] for rank in (0, 1))
+    third = replace(second, worker=WorkerId("third"), node=NodeId("node-2"), rank=Rank(2))
+    former = replace(second, worker=WorkerId("former"), node=NodeId("node-4"))  # it holds its rank no more
+    for worker in (replace(first, node=NodeId("node-3")), third, former):
+        cluster = cluster.with_worker(worker)
+    job = job.with_seat(Rank(2), replace(job.seats[Rank(1)], worker=third.worker))
+    job = job.with_rollback(kept=Table({node: snapshots(6) for node in (third.node, former.node, B)}))
+    assert [rank for rank, _ in keepers_of(cluster, job, Rank(0))] == [1, 2]
+
+
 def test_a_snapshot_may_come_from_who_has_not_denied_it_or_from_where_somebody_will_be(sharded: Sharded) -> None:
     restoring(sharded)
     cluster, job = sharded.story.cluster, sharded.story.job

@@ -80,6 +80,23 @@ def test_a_spare_that_is_to_start_where_none_has_come_up_is_not_waited_for() -> 
     assert [worker.guest for worker in story.cluster.workers.values()].count(True) == 1
 
 
+def test_no_guest_is_started_for_a_wish_that_loses_its_target() -> None:
+    story = spread(ranks=3, nodes=3, spares=1)
+    story.hear(ev.NodeJoined(node=NodeId("node-3"), incarnation="a", slots=1))
+    story.settle()
+    story.hear(asked(1))
+    assert story.move.state is MoveState.PREPARING
+    story.hear(lost("node-3"))
+    assert not any(worker.guest for worker in story.cluster.workers.values())
+
+
+def test_no_guest_is_started_for_a_move_that_waits() -> None:
+    story = spread()
+    story.hear(ev.FreezeSet(source="ann"), tainted("node-1", None, key="drain", planned=True))
+    assert (story.move.state, story.move.shares) == (MoveState.WAITING, True)
+    assert not any(worker.guest for worker in story.cluster.workers.values())
+
+
 def test_guests_are_spread_over_nodes_and_slots() -> None:
     story = spread(ranks=6, slots=2)
     story.hear(lost())
