@@ -45,7 +45,7 @@ class TestJobs:
     pytestmark = jobs
 
     def test_a_spare_takes_over_while_the_memory_is_full(self, run: InLittleMemory) -> None:
-        run.start(*TWO, "400", "0.01")
+        run.start(*TWO, "1500", "0.01")  # so many that it still trains when another spare is to be started
         run.until_spare()
         run.until_step(3)
         agent = run.agent().pid

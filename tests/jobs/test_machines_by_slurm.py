@@ -19,6 +19,7 @@ from tests.support.twins import undisturbed
 pytestmark = [pytest.mark.timeout(300), needs_slurm, pytest.mark.slurm]
 
 SCRIPT = faulty("--steps", "100", "--pace", "0.1")
+LONG = faulty("--steps", "240", "--pace", "0.1")  # for what takes several looks at Slurm
 FLAGS = ["--spare-nodes", "1", "--nproc-per-node", "1"]
 
 
@@ -32,26 +33,26 @@ def fleet(tmp_path: Path) -> Iterator[SlurmFleet]:
         yield SlurmFleet(slurm, evidence)
 
 
-def begun_without_spare(fleet: SlurmFleet, *flags: str) -> str:
+def begun_without_spare(fleet: SlurmFleet, *flags: str, script: list[str] = SCRIPT) -> str:
     """It trains on four of the five nodes; returns the fifth."""
-    fleet.start(4, ["--nproc-per-node", "1", *flags], SCRIPT)
+    fleet.start(4, ["--nproc-per-node", "1", *flags], script)
     fleet.until_steps(4)
     return next(name for name in fleet.slurm.nodes if name not in fleet.job.nodes())
 
 
-def begun(fleet: SlurmFleet, *flags: str, srun: str = "") -> None:
+def begun(fleet: SlurmFleet, *flags: str, srun: str = "", script: list[str] = SCRIPT) -> None:
     """It trains, with a warm spare, and Slurm's record of the job says who is where."""
-    fleet.start(5, [*FLAGS, *flags], SCRIPT, srun=srun)
+    fleet.start(5, [*FLAGS, *flags], script, srun=srun)
     fleet.until_warm(1)
     fleet.until_steps(4)
     wait_until("the roster in the job's comment", lambda: '"roster"' in fleet.job.comment(), deadline_s=20)
 
 
-def ended_well(fleet: SlurmFleet, tmp_path: Path) -> Finished:
+def ended_well(fleet: SlurmFleet, tmp_path: Path, script: list[str] = SCRIPT) -> Finished:
     """It has ended with the bits of the undisturbed twin, and nothing is left of it."""
     done = fleet.end(tmp_path)
     assert done.code == 0, done.output
-    assert differences(done, undisturbed(SCRIPT)) == []
+    assert differences(done, undisturbed(script)) == []
     assert {one["resolution"] for one in done.incidents()} <= {"clean"}
     assert {one["steps_lost"] for one in done.incidents()} <= {0}
     wait_until("nothing is left", lambda: fleet.left() == [], deadline_s=30)
@@ -79,7 +80,7 @@ def test_a_rank_that_is_killed_is_replaced_and_nothing_is_lost(fleet: SlurmFleet
 
 
 def test_a_drained_node_is_left_and_taken_again_when_it_is_resumed(fleet: SlurmFleet, tmp_path: Path) -> None:
-    begun(fleet, "--probation", "0", "--return-home")
+    begun(fleet, "--probation", "0", "--return-home", script=LONG)
     rank = next(rank for rank in range(4) if fleet.where(rank) != fleet.head.name)
     home = fleet.where(rank)
     fleet.slurm.update(home, "DRAIN", "xid 79")
@@ -88,7 +89,7 @@ def test_a_drained_node_is_left_and_taken_again_when_it_is_resumed(fleet: SlurmF
     fleet.slurm.update(home, "RESUME")
     fleet.until_at(rank, lambda node: node == home)
     assert "xid 79" not in fleet.verb("nodes")[1]
-    ended_well(fleet, tmp_path)
+    ended_well(fleet, tmp_path, LONG)
 
 
 def test_a_slurm_that_does_not_answer_disturbs_nobody(fleet: SlurmFleet, tmp_path: Path) -> None:
@@ -118,13 +119,13 @@ def test_a_floating_spare_comes_from_an_idle_node_and_is_given_back(fleet: Slurm
 def test_a_floating_spare_for_a_drained_node_is_taken_from_a_job_that_yields(fleet: SlurmFleet, tmp_path: Path) -> None:
     stranger = fleet.slurm.submit("sleep 1000", "-N1", "--exclusive", "--partition=low", "--no-requeue")
     stranger.wait("RUNNING")
-    other = begun_without_spare(fleet, "--spares", "floating:1,partition=low")
+    other = begun_without_spare(fleet, "--spares", "floating:1,partition=low", script=LONG)
     assert stranger.nodes() == [other]
     rank, left = next((rank, node) for rank in range(4) if (node := fleet.where(rank)) != fleet.head.name)
     fleet.slurm.update(left, "DRAIN", "xid 79")
     fleet.until_at(rank, lambda node: node == other)
     assert stranger.state() in ("PREEMPTED", "CANCELLED", "")
-    ended_well(fleet, tmp_path)
+    ended_well(fleet, tmp_path, LONG)
     wait_until("all nodes are given back", lambda: all_given_back(fleet), deadline_s=30)
 
 
