@@ -93,7 +93,7 @@ def test_a_drained_node_is_left_and_taken_again_when_it_is_resumed(fleet: SlurmF
 
 
 def test_a_slurm_that_does_not_answer_disturbs_nobody(fleet: SlurmFleet, tmp_path: Path) -> None:
-    begun(fleet)
+    begun(fleet, script=LONG)
     fleet.slurm.controller.freeze()
     machine, pid = fleet.rank_process(1)
     machine.run(["kill", "-9", str(pid)])
@@ -103,7 +103,7 @@ def test_a_slurm_that_does_not_answer_disturbs_nobody(fleet: SlurmFleet, tmp_pat
         "it is said", lambda: "Slurm cannot be looked at" in log.read_text() or "could not be" in log.read_text()
     )
     fleet.slurm.controller.thaw()
-    assert len(ended_well(fleet, tmp_path).incidents()) == 1
+    assert len(ended_well(fleet, tmp_path, LONG).incidents()) == 1
 
 
 def test_a_floating_spare_comes_from_an_idle_node_and_is_given_back(fleet: SlurmFleet, tmp_path: Path) -> None:
