@@ -1,0 +1,89 @@
+"""Succession: whose orchestrator acts, which nodes may take its place, and which nodes decide that.
+
+    head      where the orchestrator acts
+    heirs     where all of the journal lies that anybody has seen an effect of: one of them may become head
+    voters    agents; what a majority of them has noted cannot be passed over
+
+The journal is copied to the heirs, and nothing that depends on a part of it leaves the head before all heirs have that
+part. So an event costs as much with ten thousand nodes as with three. Only what is in this file needs a majority: to do
+without an heir that is lost, to rely on a new one, and to become head.
+
+Each orchestrator that acts has a *lease* of its own, and numbers its successions within it (`version`). A succession is
+*settled* when a majority of its voters, and a majority of the voters of the one before it, have noted it (and of the one
+before that, if nobody could tell that the one before was settled). A head proposes the next one when the last is
+settled, not earlier.
+
+What must always be true, whatever is lost, late, repeated, or split from the others:
+
+1. Under one lease one orchestrator acts.
+2. Who has become head has all of the journal that any effect was seen of.
+3. When somebody has become head, nothing leaves a head with a lower lease any more, except for what all of its heirs
+   had, and so the new head has as well.
+
+This is primary and backups with a reconfiguration by majorities: Lamport, Malkhi and Zhou, "Vertical Paxos and
+Primary-Backup Replication" (2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NewType
+
+from msgspec import Struct
+
+from torchrelay.protocol.messages.ids import NodeId
+
+# One memory of an agent: one that has lost what it had promised is another voter, and no succession names it yet.
+VoterId = NewType("VoterId", str)
+# One copy of the journal. A copy that may have lost its end (a power cut) goes by another name from then on.
+CopyId = NewType("CopyId", str)
+
+
+class Place(Struct, frozen=True):
+    """A copy of the journal, where it lies, and where its orchestrator is reached, if it acts or may act."""
+
+    node: NodeId
+    copy: CopyId
+    url: str = ""
+
+
+class Succession(Struct, frozen=True, kw_only=True):
+    """See above. `before`: the voters of the one before it; more such groups, if that was not known to be settled."""
+
+    lease: int
+    version: int
+    head: Place
+    heirs: tuple[Place, ...] = ()
+    voters: tuple[VoterId, ...] = ()
+    before: tuple[tuple[VoterId, ...], ...] = ()
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Successions are known by this, and newer ones have a higher one."""
+        return self.lease, self.version
+
+    @property
+    def copies(self) -> tuple[Place, ...]:
+        """The head's, and its heirs'."""
+        return (self.head, *self.heirs)
+
+    @property
+    def groups(self) -> tuple[tuple[VoterId, ...], ...]:
+        """Of each of these a majority must note it."""
+        return (self.voters, *self.before)
+
+    def has_copy(self, copy: CopyId) -> bool:
+        """Whether this copy has all of the journal that counts, if this succession is in force."""
+        return any(place.copy == copy for place in self.copies)
+
+
+def is_majority(some: Collection[VoterId], voters: Iterable[VoterId]) -> bool:
+    """Whether so many have noted it that any other majority has one of them. Of nobody, nobody is one."""
+    among = frozenset(voters)
+    return not among or 2 * sum(voter in some for voter in among) > len(among)
+
+
+def may_be_majority(refused: Collection[VoterId], voters: Iterable[VoterId]) -> bool:
+    """Whether it can still become a majority, although these will never be part of it."""
+    among = frozenset(voters)
+    return not among or 2 * sum(voter not in refused for voter in among) > len(among)
