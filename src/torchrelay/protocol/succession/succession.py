@@ -9,8 +9,8 @@ part. So an event costs as much with ten thousand nodes as with three. Only what
 without an heir that is lost, to rely on a new one, and to become head.
 
 Each orchestrator that acts has a *lease* of its own, and numbers its successions within it (`version`). A succession is
-*settled* when a majority of its voters, and a majority of the voters of the one before it, have noted it (and of the one
-before that, if nobody could tell that the one before was settled). A head proposes the next one when the last is
+*settled* when a majority of its voters, and a majority of the voters of the one before it, have noted it (and of the
+one before that, if nobody could tell that the one before was settled). A head proposes the next one when the last is
 settled, not earlier.
 
 What must always be true, whatever is lost, late, repeated, or split from the others:
