@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import signal
 from collections import defaultdict
 from collections.abc import Callable
@@ -21,7 +20,9 @@ from torchrelay.agent.connections import WorkerConnections
 from torchrelay.agent.joining import facts_of
 from torchrelay.agent.network.network import Network
 from torchrelay.agent.output.forwarder import Forwarder
+from torchrelay.agent.succession import HeirProcess, Voting, Whereabouts
 from torchrelay.agent.uplink import Rejected, Uplink
+from torchrelay.agent.workers.aborts import cause_of
 from torchrelay.agent.workers.forks import Child, Ended, Fork
 from torchrelay.agent.workers.processes import CannotFork, Processes, base_environment, worker_environment
 from torchrelay.agent.workers.samples import Sampler
@@ -29,11 +30,20 @@ from torchrelay.protocol.health.pulses import Beat, Sample
 from torchrelay.protocol.messages.events import Event, WorkerExited, WorkerSeen
 from torchrelay.protocol.messages.ids import SAFE_ID, JobId, NodeId, WorkerId, WorkerPhase
 from torchrelay.protocol.messages.orders import AnyOrder, Fence, Leave, PassOn, StartWorker, WorkerOrder
-from torchrelay.protocol.model.deaths import MISMATCH
+from torchrelay.protocol.succession.succession import Succession, VoterId
 from torchrelay.wire.files.alone import Alone
 from torchrelay.wire.files.launch import Launch
 from torchrelay.wire.files.snapshot_store import snapshot_store_in
-from torchrelay.wire.messages.channel import Attach, Attached, JobTerms, NetworkFrame, OrderFrame, Shutdown, ToAgent
+from torchrelay.wire.messages.channel import (
+    Appoint,
+    Attach,
+    Attached,
+    JobTerms,
+    NetworkFrame,
+    OrderFrame,
+    Shutdown,
+    ToAgent,
+)
 from torchrelay.wire.messages.worker_frames import ATTENDED_S, FromWorker, Welcome
 from torchrelay.wire.trust.passes import client_context
 
@@ -97,8 +107,12 @@ class Agent:
         self.connections = WorkerConnections(
             site.folder / "agent", self.processes, welcome=self._welcome, on_event=self._on_worker_event
         )
+        # A node on a machine of its own takes part when the head's is lost.
+        self._voting = None if site.held is None else Voting(site.folder, site.node)
+        self._whereabouts = Whereabouts(where, self._noted, loop.time)
+        self._heir = None if site.held is None else HeirProcess(site.held, site.node, site.host, site.logs.parent)
         self.uplink = Uplink(
-            where=where,
+            where=self._whereabouts.next,
             token=token,
             attach=self._attach,
             beat=self._beat,
@@ -106,6 +120,9 @@ class Agent:
             on_acked=self._on_acked,
             allegiance=Allegiance(site.folder),
             tls=None if site.held is None else client_context(site.held),
+            vote=None if self._voting is None else self._voting.hear,
+            found=self._whereabouts.found,
+            may_move=lambda: self._whereabouts.may_move,
         )
         self.forwarder = self._forwarder()
         self.network = (
@@ -151,6 +168,8 @@ class Agent:
             if self.forwarder is not None:
                 self.forwarder.look(last=True)
             await self.uplink.flush(FLUSH_S)
+            if self._heir is not None:
+                await self._heir.end()
         finally:
             beside = (hearing, talking, attending, looking, writing, printing, minding)
             for task in beside:
@@ -246,6 +265,9 @@ class Agent:
 
     # ------------------------------------------------------------ to the orchestrator
 
+    def _noted(self) -> Succession | None:
+        return None if self._voting is None else self._voting.noted
+
     def _is_heard(self) -> bool:
         return self.uplink.connected
 
@@ -261,8 +283,14 @@ class Agent:
     def _attach(self) -> Attach:
         running = tuple(self.connections.seen(child) for child in self.processes.running.values())
         workers = running + tuple(seen for seen in self._leaving.values() if seen.pid)
-        site, facts = self.site, self._facts
-        return Attach(node=site.node, incarnation=self.incarnation, slots=site.slots, workers=workers, facts=facts)
+        return Attach(
+            node=self.site.node,
+            incarnation=self.incarnation,
+            slots=self.site.slots,
+            workers=workers,
+            facts=self._facts,
+            voter=VoterId("") if self._voting is None else self._voting.voter,
+        )
 
     def _beat(self) -> Beat:
         samples = (self._sample(child) for child in self.processes.running.values())
@@ -360,6 +388,9 @@ class Agent:
             case OrderFrame():
                 for order in message.each():
                     self._obey(order)
+            case Appoint():
+                if self._heir is not None:
+                    self._heir.appoint(message, self._whereabouts.here)
             case Shutdown(reason=reason, grace_s=grace_s):
                 self.stop(reason, grace_s)
             case _:
@@ -442,55 +473,3 @@ class Agent:
             nproc_per_node=terms.spec.nproc_per_node,
             encrypts=self.launch.encrypts,
         )
-
-
-# ---------------------------------------------------------------- what Gloo said before it ended a process
-
-# Gloo aborts in a thread of its own when data of another size comes than it waits for: two ranks make collectives that
-# do not match. Its words, and the stack that `faulthandler` prints behind them, are the last of the rank's log.
-
-LAST = 64 << 10  # bytes of a log that are looked at
-_SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
-_ABORT = "gloo::EnforceNotMet"
-_FRAME = re.compile(r'File "([^"]+)", line (\d+) in \w+')
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/torchrelay/", "<")
-SIGABRT = 6
-
-
-def cause_of(ended: Ended, logs: list[Path]) -> str:
-    """How a worker ended, in words; with Gloo's reason if that stands in one of these logs."""
-    if ended.signal != SIGABRT:
-        return ended.cause
-    for log in logs:
-        found = mismatch(last_of(log))
-        if found:
-            return f"{ended.cause}: {found}"
-    return ended.cause
-
-
-def last_of(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LAST))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def mismatch(text: str) -> str:
-    """What the last abort in a log says of collectives that do not match; empty if it says nothing of that."""
-    _, abort, last = text.rpartition(_ABORT)
-    sizes = _SIZES.search(last) if abort else None
-    if sizes is None:
-        return ""
-    told = f"{MISMATCH}: Gloo ended the process as {sizes[1]} bytes came where it waited for {sizes[2]}"
-    line = line_in(last)
-    return f"{told} ({line})" if line else told
-
-
-def line_in(text: str) -> str:
-    """The innermost line of the script, in the stacks that `faulthandler` has printed."""
-    for name, line in _FRAME.findall(text):
-        if not any(part in name for part in _LIBRARIES):
-            return f"{Path(name).name}:{line}"
-    return ""

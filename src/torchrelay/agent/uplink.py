@@ -18,17 +18,20 @@ from torchrelay.protocol.messages.events import Event, OnceRecorded, RecordKept,
 from torchrelay.wire.messages.channel import (
     AGENT_PATH,
     Ack,
+    Ask,
     Attach,
     Attached,
     BeatFrame,
     EventFrame,
     EventsFrame,
     NetworkFrame,
+    Note,
     OrderFrame,
     OutputFrame,
     Pace,
     Refused,
     ToAgent,
+    Vote,
     decode_to_agent,
 )
 from torchrelay.wire.messages.codec import MAX_MESSAGE, WireError, encode
@@ -42,6 +45,8 @@ LONGEST_PAUSE_S = 1.0
 HANDSHAKE_S = 5.0
 # A peer that answers no ping for half of this is gone, although its connection says otherwise.
 PING_S = 10.0
+PINGED_BEATS = 4  # the same in beats, where another orchestrator may take its place
+DOOR_S = 5.0  # how long to wait at the door of one that may become head
 UNIX = "unix:"  # in place of a URL: the path of a socket
 UNAUTHORIZED = (401, 403)
 MOST_OUTPUT = 64  # frames of output that wait to be sent, before no more are made
@@ -104,6 +109,9 @@ class Uplink:
     on_acked    is called with every event once it is in the journal
     allegiance  which orchestrator is obeyed
     tls         what is shown to it, and asked of it, at an https URL
+    vote        answers a head that proposes, and a candidate that asks; None: this agent is no voter
+    found       is called when an orchestrator has welcomed us
+    may_move    whether another orchestrator may take this one's place
     """
 
     def __init__(
@@ -117,7 +125,14 @@ class Uplink:
         on_acked: Callable[[Event], None],
         allegiance: Allegiance | None = None,
         tls: ssl.SSLContext | None = None,
+        vote: Callable[[Note | Ask], Vote] | None = None,
+        found: Callable[[], None] = lambda: None,
+        may_move: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._vote = vote
+        self._found = found
+        self._may_move = may_move
+        self._votes: deque[Vote] = deque()
         self._where = where
         self._token = token
         self._attach = attach
@@ -221,7 +236,7 @@ class Uplink:
                 socket = await session.ws_connect(
                     url,
                     headers=headers,
-                    heartbeat=PING_S,
+                    heartbeat=min(PING_S, PINGED_BEATS * self._beat_s) if self._may_move() else PING_S,
                     max_msg_size=MAX_MESSAGE,
                     server_hostname=Role.ORCHESTRATOR.server_name if url.startswith("https:") else None,
                 )
@@ -232,8 +247,9 @@ class Uplink:
         async with socket:
             resume_soon(socket.get_extra_info("socket"))
             await socket.send_bytes(encode(self._attach()))
-            async with asyncio.timeout(HANDSHAKE_S):
-                first = await receive(socket)
+            self._votes.clear()
+            async with asyncio.timeout(HANDSHAKE_S if self._vote is None else DOOR_S):
+                first = await self._wait_at_the_door(socket)
             if isinstance(first, Refused):
                 raise Rejected(first.reason)
             if not isinstance(first, Attached):
@@ -242,12 +258,20 @@ class Uplink:
             logger.info("attached to %s (lease %d)", url, first.lease)
             self.connected = self._ever = True
             self._trouble = ""
+            self._found()
             self._beat_s = first.beat_ms / 1000
             self._sent = 0  # all that is not acknowledged goes out again
             came = {one.log for one in first.printed}  # what was not sent of these is read again from where they are
             self._output = deque(frame for frame in self._output if frame.upto.log not in came)
             self._on_message(first)
             await self._talk(socket)
+
+    async def _wait_at_the_door(self, socket: aiohttp.ClientWebSocketResponse) -> ToAgent:
+        """The first message that is no question of a candidate, or of a head that has not begun to act."""
+        while isinstance(message := await receive(socket), Note | Ask):
+            if self._vote is not None:
+                await socket.send_bytes(encode(self._vote(message)))
+        return message
 
     async def _talk(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Send and receive until either ends."""
@@ -270,6 +294,8 @@ class Uplink:
             for some in list(together(kept for kept in self._kept if kept.seq > self._sent)):
                 await socket.send_bytes(framed(some, time.monotonic_ns()))
                 self._sent = some[-1].seq
+            while self._votes:
+                await socket.send_bytes(encode(self._votes.popleft()))
             if self._news is not None:
                 news, self._news = self._news, None
                 await socket.send_bytes(encode(news))
@@ -295,6 +321,10 @@ class Uplink:
                     self._beat_s = beat_ms / 1000
                 case Refused(reason=reason):
                     raise Rejected(reason)
+                case Note() | Ask():
+                    if self._vote is not None:
+                        self._votes.append(self._vote(message))
+                        self._more.set()
                 case OrderFrame(lease=lease):
                     self.allegiance.check(lease)
                     self._on_message(message)

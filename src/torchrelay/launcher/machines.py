@@ -85,6 +85,11 @@ class Machines:
     def host(self, node: NodeId) -> Host:
         return next(host for host in self.hosts if host.node == node)
 
+    @property
+    def own_node(self) -> str:
+        """The node that this machine is; empty if it is none of them."""
+        return next((host.node for host in self.hosts if is_this_machine(host.address)), "")
+
     def command(self, node: NodeId, slots: int, join: str, satellite: int = 0) -> list[str]:
         """What starts the agent of a node: it reads its pass from standard input. `satellite`: a further Slurm job."""
         words = [sys.executable, "-P", "-m", "torchrelay.cli.main", "agent", "--join", join, "--token-file", "-"]

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import signal
 import sys
 from pathlib import Path
@@ -19,17 +20,24 @@ from pathlib import Path
 from aiohttp import web
 
 from torchrelay.api.endpoint import JOURNAL, LOGS, TOKEN, Endpoint, read_endpoint, write_endpoint
-from torchrelay.orchestrator.core.rules import other_rules
+from torchrelay.orchestrator.core.heirs import Heirs
+from torchrelay.orchestrator.core.rules import all_ended, other_rules
 from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.orchestrator.doorway import Doorway, at_the_door, url_of
+from torchrelay.orchestrator.doorway import Superseded as Excluded
+from torchrelay.orchestrator.heir import NoBequest, Terms, inherit
 from torchrelay.orchestrator.http.api import make_app
 from torchrelay.orchestrator.http.changes import look_for_freezes, watch_freezes
 from torchrelay.orchestrator.http.door import Door, Strangers, be_brief
 from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.orchestrator.store.journal import Journal, JournalRefused, JournalUnavailable, Superseded
+from torchrelay.orchestrator.store.parts import KeptSuccession, kept_succession, own_copy, write_copy_name
 from torchrelay.protocol.messages.events import Event, TaintCleared, TaintSet
 from torchrelay.protocol.messages.ids import JobId, NodeId
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.state import Cluster
+from torchrelay.protocol.succession.head import Head, first
+from torchrelay.protocol.succession.succession import Place as CopyPlace
 from torchrelay.schedulers.local import FIRST_KEY, LocalScheduler
 from torchrelay.schedulers.port import (
     Health,
@@ -43,6 +51,7 @@ from torchrelay.schedulers.port import (
 from torchrelay.schedulers.slurm.plugin import open_slurm
 from torchrelay.wire.files.descriptors import allow_many
 from torchrelay.wire.files.ownlog import OwnLog
+from torchrelay.wire.messages.codec import WireError
 from torchrelay.wire.trust.passes import Role, pass_of, server_context
 from torchrelay.wire.trust.trust import TrustError, new_token, read_token, write_token
 
@@ -72,6 +81,11 @@ def options_of(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--kept", action="store_true", help="whoever started this one starts it again when it ends")
     parser.add_argument("--journal", default="", metavar="NAME", help="the journal that the run had: no other will do")
     parser.add_argument("--slurm", type=int, metavar="JOB", help="the Slurm job on whose nodes the agents are")
+    parser.add_argument("--heirs", action="store_true", help="this node may be lost: others keep copies of the journal")
+    parser.add_argument("--node", default="", metavar="NAME", help="the run's node that this machine is, if it is one")
+    parser.add_argument("--heir", default="", metavar="COPY", help="copy another one's journal, to take its place")
+    parser.add_argument("--join", default="", metavar="URL", help="with --heir: that other one")
+    parser.add_argument("--pass", dest="held", type=Path, metavar="F", help="with --heir: the run's pass for agents")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds that a stopped worker waits for orders")
     return parser.parse_args(words)
 
@@ -84,8 +98,15 @@ def main(words: list[str] | None = None) -> int:
     run_dir: Path = options.run_dir
     try:
         prepare(run_dir)
-        superseded = asyncio.run(run(options))
-    except (CannotStart, JournalRefused, JournalUnavailable, Superseded, TrustError) as error:
+        superseded = asyncio.run(inherit_and_run(options) if options.heir else run(options))
+    except Excluded as error:
+        if not options.heir:  # whoever follows this run finds the one that acts
+            write_endpoint(run_dir, Endpoint(url=error.by.head.url, pid=0, journal=known_name(run_dir)))
+        superseded = str(error)
+    except (NoBequest, TimeoutError) as error:
+        log.info("not wanted any more: %s", error)
+        return 0
+    except (CannotStart, JournalRefused, JournalUnavailable, Superseded, TrustError, WireError) as error:
         print(f"torchrelay: the orchestrator cannot start: {error}", file=sys.stderr)
         log.error("cannot start: %s", error)
         return CANNOT_START
@@ -113,36 +134,94 @@ def prepare(run_dir: Path) -> None:
     be_brief()
 
 
-async def run(options: argparse.Namespace) -> str:
-    """Serve until told to end. Returns who has taken over, if somebody has. Raises what keeps it from starting."""
-    run_dir: Path = options.run_dir
-    wrong = other_rules(run_dir / JOURNAL)
+async def run(options: argparse.Namespace, head: Head | None = None) -> str:
+    """Serve until told to end. Returns who has taken over, if somebody has. Raises what keeps it from starting.
+
+    `head`: what it is by the voters' will. Without that it asks them, if there are any.
+    """
+    wrong = other_rules(options.run_dir / JOURNAL)
     if wrong:
         raise JournalRefused(wrong)
+    while True:
+        if head is None and options.heirs:
+            head = await elected(options)
+        superseded, stuck = await act(options, head)
+        if not stuck:
+            return superseded
+        log.warning("%s: asking for a lease anew", superseded)
+        head = None
+
+
+async def inherit_and_run(options: argparse.Namespace) -> str:
+    """Copy a head's journal, and act in its place when its node is lost."""
+    key = sys.stdin.readline().strip()
+    options.heirs = True
+    found = await inherit(
+        Terms(options.node, options.heir, key, options.join, options.held, options.host, options.run_dir)
+    )
+    options.port, options.patience, options.slurm = found.port, found.patience_s, found.slurm_job or None
+    write_copy_name(options.run_dir, options.heir)
+    return await run(options, found.head)
+
+
+async def elected(options: argparse.Namespace) -> Head | None:
+    """What the voters make of this one, if its journal knows of any; else it begins alone. Raises `Excluded`."""
+    known = kept_succession(options.run_dir / JOURNAL)
+    if known is None or (known.settled and not known.succession.voters):
+        return None
+    place = CopyPlace(NodeId(options.node), own_copy(options.run_dir))
+    if not known.succession.has_copy(place.copy):
+        raise CannotStart("this machine was started again since: its journal may have lost its end. Others have copies")
+    doorway = Doorway(place, known)
+    try:
+        async with at_the_door(doorway, options.run_dir, options.host, options.port, options.advertise) as options.port:
+            return await doorway.wait(math.inf)
+    except OSError as error:
+        raise port_taken(options, error) from error
+
+
+async def act(options: argparse.Namespace, head: Head | None) -> tuple[str, bool]:
+    """Serve until told to end. Returns who has taken over, and whether it is only the lease that is over."""
+    run_dir: Path = options.run_dir
     name = options.journal or known_name(run_dir)
-    with contextlib.closing(Journal(run_dir / JOURNAL, take_over=options.take_over, name=name)) as journal:
-        service = Orchestrator(journal, patience_s=options.patience, kept=options.kept)
+    lease = None if head is None else head.settled.lease
+    with contextlib.closing(Journal(run_dir / JOURNAL, take_over=options.take_over, name=name, lease=lease)) as journal:
+        heirs = heirs_of(options, journal, head) if options.heirs else None
+        service = Orchestrator(journal, patience_s=options.patience, kept=options.kept, heirs=heirs)
         look_for_freezes(service, run_dir)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, service.end)
         keys = Keys.of_passes(run_dir) if options.tls else Keys.of_one(token_of(run_dir))
         tls = server_context(pass_of(run_dir, Role.ORCHESTRATOR)) if options.tls else None
         strangers = Strangers()
-        runner = web.AppRunner(make_app(service, keys, strangers, run_dir), access_log=None, shutdown_timeout=1.0)
+        app = make_app(service, keys, strangers, run_dir, options.slurm)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         assert runner.server is not None, "it has been set up"
         door = Door(runner.server, strangers, tls)
         try:
-            bound = await listen(door, options.host, options.port)
+            bound = await listen(door, options)
             url = url_of(options.advertise or options.host, bound, tls=options.tls)
+            if heirs is not None:
+                heirs.listens_at(url)
             inside = await listen_inside(runner, options.socket)
             write_endpoint(run_dir, Endpoint(url=url, pid=journal.anchors[-1].pid, journal=journal.name, socket=inside))
             log.info("listening on %s", url)
-            await serve(service, options.slurm, run_dir)
+            await serve(service, options)
         finally:
             await door.close()
             await runner.cleanup()
-        return service.superseded
+        return service.superseded, heirs is not None and bool(heirs.stuck)
+
+
+def heirs_of(options: argparse.Namespace, journal: Journal, head: Head | None) -> Heirs:
+    """What this head does for its own loss."""
+    if head is None:
+        head = first(CopyPlace(NodeId(options.node), own_copy(options.run_dir)), journal.lease)
+    else:
+        journal.keep_succession(KeptSuccession(head.settled, settled=True))
+    now_s = asyncio.get_running_loop().time
+    return Heirs(head, journal, node=NodeId(options.node) if options.node else None, now_s=now_s)
 
 
 def known_name(run_dir: Path) -> str:
@@ -162,19 +241,17 @@ def token_of(run_dir: Path) -> str:
     return read_token(path)
 
 
-async def listen(door: Door, host: str, port: int) -> int:
+async def listen(door: Door, options: argparse.Namespace) -> int:
     """Bind the port; returns its number."""
     try:
-        bound = await door.open(host, port)
+        return await door.open(options.host, options.port)
     except OSError as error:
-        hint = "choose another --port, or 0 for any free one"
-        raise CannotStart(f"port {port} on {host} cannot be used ({error.strerror}): {hint}") from error
-    return bound
+        raise port_taken(options, error) from error
 
 
-def url_of(host: str, port: int, *, tls: bool) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return f"{'https' if tls else 'http'}://{shown}:{port}"
+def port_taken(options: argparse.Namespace, error: OSError) -> CannotStart:
+    hint = "choose another --port, or 0 for any free one"
+    return CannotStart(f"port {options.port} on {options.host} cannot be used ({error.strerror}): {hint}")
 
 
 async def listen_inside(runner: web.AppRunner, path: Path | None) -> str:
@@ -191,8 +268,9 @@ async def listen_inside(runner: web.AppRunner, path: Path | None) -> str:
     return str(path)
 
 
-async def serve(service: Orchestrator, slurm_job: int | None, run_dir: Path) -> None:
+async def serve(service: Orchestrator, options: argparse.Namespace) -> None:
     """The service and what goes with it. If one of them fails, all end."""
+    run_dir, slurm_job = options.run_dir, options.slurm
     local = LocalScheduler(run_dir)
     async with asyncio.TaskGroup() as group:
         beside = [
@@ -201,6 +279,7 @@ async def serve(service: Orchestrator, slurm_job: int | None, run_dir: Path) -> 
             ),
             group.create_task(watch_freezes(service, run_dir)),
             group.create_task(collect_in_peace(service)),
+            *([group.create_task(end_with_the_jobs(service))] if options.heir else []),
         ]
         await service.serve()
         for task in beside:
@@ -236,6 +315,20 @@ async def collect_in_peace(service: Orchestrator) -> None:
                     await news.wait()
     finally:
         gc.enable()
+
+
+# ---------------------------------------------------------------- the launcher is lost
+
+FOLLOWED_S = 5.0  # after the last job's end: whoever follows it reads how it ended, or ends us itself
+
+
+async def end_with_the_jobs(service: Orchestrator) -> None:
+    """Whoever has taken a lost head's place ends the agents when the job has ended: no launcher does. Never returns."""
+    while not (service.cluster.jobs and all_ended(service.cluster)):
+        await service.news.wait()
+    await asyncio.sleep(FOLLOWED_S)
+    service.begin_shutdown("the job has ended, and its launcher is lost")
+    await asyncio.get_running_loop().create_future()
 
 
 # ---------------------------------------------------------------- rosters for the scheduler

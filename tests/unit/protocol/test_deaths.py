@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.telling import Story, after_an_error, private, raised, running, say
-from torchrelay.agent.agent import cause_of, mismatch
+from torchrelay.agent.workers.aborts import cause_of, mismatch
 from torchrelay.agent.workers.forks import Ended
 from torchrelay.api.shown import Exclusion
 from torchrelay.orchestrator.views.views import exclusion

@@ -57,6 +57,7 @@ from torchrelay.wire.messages.channel import (
     Refused,
     ToAgent,
     ToOrchestrator,
+    Vote,
     decode_to_orchestrator,
 )
 from torchrelay.wire.messages.codec import MAX_MESSAGE, WireError, encode
@@ -90,6 +91,7 @@ class AgentConnection:
     def __init__(self, socket: web.WebSocketResponse, transport: asyncio.WriteTransport, attach: Attach) -> None:
         self.node = attach.node
         self.incarnation = attach.incarnation
+        self.voter = attach.voter
         self._socket = socket
         self._transport = transport
         self._reason = ""
@@ -300,6 +302,9 @@ def hear_message(
         case OutputFrame() as frame:
             if output is not None:
                 output.write(connection.node, frame)  # what is no worker's log is left out
+        case Vote() as vote:
+            if service.heirs is not None and vote.voter == connection.voter:
+                service.heirs.hear_vote(vote)
         case Attach():
             raise WireError("Attach said twice")
 

@@ -24,8 +24,9 @@ from functools import partial
 
 from torchrelay.orchestrator.core.clock import Clock, wall_clock_ms
 from torchrelay.orchestrator.core.compaction import Compaction
+from torchrelay.orchestrator.core.heirs import Heirs
 from torchrelay.orchestrator.core.rules import all_ended, refusal
-from torchrelay.orchestrator.core.traffic import AgentPort, Heard, Inbox, send_orders, settle, tell, those_new
+from torchrelay.orchestrator.core.traffic import AgentPort, Heard, Inbox, at_once, send_orders, settle, tell, those_new
 from torchrelay.orchestrator.core.watch import Watch, listen_anew, note_beat, note_end
 from torchrelay.orchestrator.store.journal import (
     Call,
@@ -72,9 +73,11 @@ class Orchestrator:
 
     def __init__(
         self, journal: Journal, *, patience_s: float = 600.0, source: Callable[[], int] = time.monotonic_ns,
-        kept: bool = False,
+        kept: bool = False, heirs: Heirs | None = None,
     ) -> None:  # fmt: skip
         self.journal = journal
+        self.heirs = heirs  # None: nobody takes its place
+        self._safely = at_once if heirs is None else heirs.when_safe
         self.kept = kept  # somebody starts it again when it ends
         self.patience_s = patience_s
         self.cluster: Cluster = EMPTY
@@ -199,7 +202,7 @@ class Orchestrator:
                 for heard in together:
                     self._take([heard])
                 return
-            tell(together, fresh, first)
+            self._safely(partial(tell, together, fresh, first))
 
     def _take_one(self, heard: Heard) -> None:
         try:
@@ -214,7 +217,7 @@ class Orchestrator:
             self._yield(str(error))
             self._refuse(heard)
         else:
-            heard.told(seq)
+            self._safely(partial(heard.told, seq))
 
     def _refuse(self, *some: Heard) -> None:
         for heard in some:
@@ -298,6 +301,10 @@ class Orchestrator:
             if advance(self.cluster, Tick(), now) != self.cluster:
                 self.hear(Tick())
             self._remember()
+            if self.heirs is not None and self._leave_at_s is None:
+                self.heirs.mind(self.cluster, self.connections)
+                if self.heirs.stuck:
+                    raise Superseded(self.heirs.stuck)
             self._compaction.take(self.cluster, self.ways, busy=self.busy)
         except JournalUnavailable as error:
             self._degrade(str(error))
@@ -398,6 +405,8 @@ class Orchestrator:
             former.close("a newer connection of the same node takes its place")
         self.connections[connection.node] = connection
         self._hear_beat(Beat(node=connection.node, incarnation=connection.incarnation))
+        if self.heirs is not None:
+            self.heirs.introduce(connection)
         return self.put(event)
 
     def detach(self, connection: AgentPort) -> None:
@@ -442,7 +451,7 @@ class Orchestrator:
         for name, job in self.cluster.jobs.items():
             if name not in before.jobs:
                 for connection in self.connections.values():
-                    connection.send(self.terms(job.spec))
+                    self._safely(partial(connection.send, self.terms(job.spec)))
 
     def _say(self) -> None:
         """Send what was not said before, at once."""
@@ -460,7 +469,7 @@ class Orchestrator:
         self._send(self.standing.of_node(connection.node))
 
     def _send(self, some: Iterable[Order]) -> None:
-        send_orders(some, self.connections, self.journal.lease)
+        self._safely(partial(send_orders, tuple(some), self.connections, self.journal.lease))
 
     # ------------------------------------------------------------ looking and ending
 

@@ -15,6 +15,7 @@ from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.messages.orders import AnyOrder, Fence, Interrupt, Interrupts, Order
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.rules.answers import is_repeated
+from torchrelay.protocol.succession.succession import VoterId
 from torchrelay.wire.messages.channel import OrderFrame, ToAgent
 
 # Events that are heard in one go, at most.
@@ -48,6 +49,11 @@ def tell(together: list[Heard], fresh: list[Heard], first: int) -> None:
     for heard in together:
         place += place < len(fresh) and heard is fresh[place]
         heard.told(first + place - 1)
+
+
+def at_once(action: Callable[[], None]) -> None:
+    """Do it now."""
+    action()
 
 
 def settle(written: asyncio.Future[int], told: int | Exception) -> None:
@@ -117,6 +123,7 @@ class AgentPort(Protocol):
 
     node: NodeId
     incarnation: str
+    voter: VoterId
 
     def send(self, message: ToAgent) -> None: ...
 

@@ -15,6 +15,7 @@
                                        (event `degraded`: why nothing is decided at the moment, "" when it is again;
                                        event `remark`: what differs between the machines)
     GET  /v1/launch                    what is to be run, for agents
+    GET  /heir                         the journal, for nodes that may take this one's place (a WebSocket)
     GET  /healthz                      200 while decisions are made, 503 while they are not
 
 Calls that change something are in `changes`. Errors are `{"error": "what is wrong and what to do"}`.
@@ -35,6 +36,7 @@ from msgspec import Struct
 from torchrelay.api.endpoint import LOGS
 from torchrelay.api.shown import NetworkView, NodeNetwork, Status
 from torchrelay.orchestrator.core.agents import Sameness, serve_agent
+from torchrelay.orchestrator.core.bequest import serve_heir
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http import changes
 from torchrelay.orchestrator.http.answers import SERVICE, answer, job_of, refusal
@@ -60,6 +62,7 @@ from torchrelay.protocol.model.job import Job
 from torchrelay.protocol.model.roster import natural_key
 from torchrelay.wire.files.launch import read_launch
 from torchrelay.wire.messages.channel import AGENT_PATH, LAUNCH_PATH
+from torchrelay.wire.messages.inheritance import HEIR_PATH
 from torchrelay.wire.messages.pathnews import LinkNews, PathNews
 
 VERSION = version("torchrelay")
@@ -67,6 +70,7 @@ KEEPALIVE_S = 5.0  # a comment on a silent event stream, so that both ends notic
 MAX_BODY = 1 << 20
 
 RUN_DIR: web.AppKey[Path] = web.AppKey("run_dir", Path)
+SLURM_JOB: web.AppKey[int] = web.AppKey("slurm_job", int)
 SAMENESS: web.AppKey[Sameness] = web.AppKey("sameness", Sameness)
 OUTPUT: web.AppKey[Output] = web.AppKey("output", Output)
 KNOWN = web.RequestKey("known", bool)  # whether the request has brought the token
@@ -81,7 +85,11 @@ OF_JOB: dict[str, Callable[[Scene, Job], Struct]] = {
 
 
 def make_app(
-    service: Orchestrator, keys: Keys, strangers: Strangers | None = None, run_dir: Path | None = None
+    service: Orchestrator,
+    keys: Keys,
+    strangers: Strangers | None = None,
+    run_dir: Path | None = None,
+    slurm_job: int | None = None,
 ) -> web.Application:
     """The web application: operators' API and agents' channel behind one port.
 
@@ -104,6 +112,7 @@ def make_app(
     app[SAMENESS] = Sameness()
     if run_dir is not None:
         app[RUN_DIR] = run_dir
+        app[SLURM_JOB] = slurm_job or 0
         app[OUTPUT] = Output(run_dir / LOGS)
     app.add_routes(
         [
@@ -120,6 +129,7 @@ def make_app(
             *changes.ROUTES,
             web.get(AGENT_PATH, get_agent),
             web.get(LAUNCH_PATH, get_launch),
+            web.get(HEIR_PATH, get_heir),
         ]
     )
     return app
@@ -256,6 +266,12 @@ async def get_launch(request: web.Request) -> web.Response:
     except ValueError as error:
         raise refusal(web.HTTPServiceUnavailable, str(error)) from error
     return answer(launch)
+
+
+async def get_heir(request: web.Request) -> web.StreamResponse:
+    if RUN_DIR not in request.app:
+        raise refusal(web.HTTPNotFound, "this orchestrator was not told what is to be run")
+    return await serve_heir(request, request.app[SERVICE], request.app[RUN_DIR], request.app[SLURM_JOB])
 
 
 async def get_agent(request: web.Request) -> web.StreamResponse:

@@ -19,6 +19,7 @@ from pathlib import Path
 from aiohttp import web
 
 from torchrelay.wire.messages.channel import AGENT_PATH, LAUNCH_PATH
+from torchrelay.wire.messages.inheritance import HEIR_PATH
 from torchrelay.wire.trust.passes import Role, pass_of, read_pass, role_in
 from torchrelay.wire.trust.trust import bearer_matches
 
@@ -30,7 +31,7 @@ MAY: dict[Role | None, frozenset[Role]] = {
     Role.OPERATOR: frozenset({Role.OPERATOR, Role.VIEWER}),
     Role.VIEWER: frozenset({Role.VIEWER}),
 }
-FOR_AGENTS = (AGENT_PATH, LAUNCH_PATH)
+FOR_AGENTS = (AGENT_PATH, LAUNCH_PATH, HEIR_PATH)
 COMPLAIN_S = 60.0  # between two lines in the log about the same
 MOST_KINDS = 100  # of refusals that are remembered
 

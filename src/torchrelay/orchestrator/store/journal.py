@@ -23,7 +23,7 @@ import os
 import secrets
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -33,40 +33,29 @@ from msgspec import Struct
 from torchrelay.orchestrator.store import archive
 from torchrelay.orchestrator.store.lock import Locked, take_lock
 from torchrelay.orchestrator.store.mark import Mark, MarkFile, read_mark, shortfall
+from torchrelay.orchestrator.store.parts import (
+    STATEMENTS,
+    SUCCESSION,
+    KeptSuccession,
+    Row,
+    Value,
+    read_succession,
+)
 from torchrelay.orchestrator.store.saved_cluster import SavedCluster
+from torchrelay.orchestrator.store.tables import AUDITED, check_format, connect, damaged, header
+from torchrelay.orchestrator.store.tables import JournalRefused as JournalRefused
 from torchrelay.protocol.messages.events import AnyEvent, Event
 from torchrelay.protocol.messages.ids import Generation, JobId, Point
 from torchrelay.protocol.rules.cluster import RULES_VERSION
 
-# SQLite keeps both in the file's header: whose file it is ("trly"), and the version of the tables in it.
-APPLICATION = 0x74726C79
-FORMAT = 4  # 1: without lease and audit; 2: without snapshots and archive; 3: each event was heard alone
-AUDITED = 2
-
-_TABLES = """
-CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE events (
-    seq INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, event BLOB NOT NULL, more INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE anchors (at_ms INTEGER NOT NULL, wall_ms INTEGER NOT NULL, pid INTEGER NOT NULL);
-"""
-_AUDIT = """
-CREATE TABLE IF NOT EXISTS audit (
-    wall_ms INTEGER NOT NULL, who TEXT NOT NULL, call TEXT NOT NULL, what TEXT NOT NULL, seq INTEGER NOT NULL);
-"""
 _RAISE = """
 INSERT INTO about VALUES ('lease', '1') ON CONFLICT DO UPDATE SET value = CAST(value AS INTEGER) + 1 RETURNING value
 """
 _NAME_IT = "INSERT OR IGNORE INTO about VALUES ('name', ?)"
-_EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
-_PUT = "INSERT INTO about VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
 UNNUMBERED = 1  # the rules of journals that say nothing of rules
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyEvent)
-
-
-class JournalRefused(Exception):
-    """The journal cannot be used as it is: held by another process, not ours, newer, or damaged. Says what to do."""
 
 
 class JournalUnavailable(Exception):
@@ -139,13 +128,18 @@ class Journal:
 
     Raises `JournalRefused` if the file cannot be opened as a journal of ours. `take_over`: open it although another
     orchestrator holds it; that one finds itself superseded with its next write. `name`: of the journal that the run
-    had, if it had one. That one is demanded, and so is what its mark tells of.
+    had, if it had one. That one is demanded, and so is what its mark tells of. `lease`: which the voters have given.
+
+    `on_part` is called with whatever was written in one go, and its number under this lease: see `parts`.
     """
 
-    def __init__(self, path: Path, *, take_over: bool = False, name: str = "") -> None:
+    def __init__(self, path: Path, *, take_over: bool = False, name: str = "", lease: int | None = None) -> None:
         from importlib.metadata import version  # slow to import, and who only reads needs none
 
         self.path = path
+        self.part = 0
+        self.on_part: Callable[[int, tuple[Row, ...]], None] | None = None
+        self._rows: list[Row] = []
         try:
             self._lock = take_lock(path, take_over=take_over)
         except Locked as error:
@@ -158,15 +152,15 @@ class Journal:
         try:
             self._db.execute(_NAME_IT, (secrets.token_hex(16),))
             self.name = _read_name(self._db)
-            self.lease = int(self._db.execute(_RAISE).fetchone()[0])
-            self._db.execute(_PUT, ("version", version("torchrelay")))
+            self.lease = self._take_lease(lease)
+            self._db.execute(STATEMENTS["about"], ("version", version("torchrelay")))
             self.rules = _read_rules(self._db)
             self.anchors = list(_read_anchors(self._db))
             self.last_seq, last_ms = archive.last(self._db)
             kept_ms, kept_wall_ms = _read_time(self._db)
         except sqlite3.Error as error:
             self.close()
-            raise JournalRefused(_damaged(path, str(error))) from error
+            raise JournalRefused(damaged(path, str(error))) from error
         self.last_ms: int = max(last_ms, kept_ms, self.anchors[-1].at_ms if self.anchors else 0)
         self._mark.write(Mark(self.name, self.lease, self.last_seq))
         # The newest note of what the clock on the wall said: it may have gone another way than ours since the start.
@@ -183,15 +177,16 @@ class Journal:
         data = _encoded(event)
         if call is not None:
             _encoded(call)
-        self._write(_EVENT, (self.last_seq + 1, at_ms, data, 0), call)
+        self._write("event", (self.last_seq + 1, at_ms, data, 0), call)
         return self._written(1, at_ms)
 
     def append_all(self, events: Sequence[Event], at_ms: int) -> int:
         """Write events that are heard together: all or none. Returns the number of the first; raises as `append`."""
         first, last = self.last_seq + 1, self.last_seq + len(events)
-        rows = [(seq, at_ms, _encoded(event), seq < last) for seq, event in enumerate(events, first)]
+        rows = [(seq, at_ms, _encoded(event), int(seq < last)) for seq, event in enumerate(events, first)]
         with self._transaction():
-            self._db.executemany(_EVENT, rows)
+            self._db.executemany(STATEMENTS["event"], rows)
+            self._rows += [Row("event", row) for row in rows]
         self._written(len(events), at_ms)
         return first
 
@@ -204,7 +199,7 @@ class Journal:
     def note(self, call: Call) -> None:
         """Write down a call that leads to no event. Raises as `append` does."""
         _encoded(call)
-        self._write("INSERT INTO audit VALUES (?, ?, ?, ?, ?)", (call.wall_ms, call.who, call.call, call.what, 0))
+        self._write("call", (call.wall_ms, call.who, call.call, call.what, 0))
 
     def check_lease(self) -> None:
         """Raises `Superseded` if another orchestrator has taken over."""
@@ -216,29 +211,29 @@ class Journal:
     def anchor(self, at_ms: int, wall_ms: int) -> None:
         """Note which wall-clock time belongs to `at_ms`. Raises `JournalUnavailable`."""
         found = Anchor(at_ms, wall_ms, os.getpid())
-        self._write("INSERT INTO anchors VALUES (?, ?, ?)", (found.at_ms, found.wall_ms, found.pid))
+        self._write("anchor", (found.at_ms, found.wall_ms, found.pid))
         self.anchors.append(found)
 
     def secret(self) -> str:
         """The job's secret (hexadecimal), made when first asked for; the same after a restart."""
         made = secrets.token_hex(32)
-        self._write("INSERT OR IGNORE INTO about VALUES ('secret', ?)", (made,))
+        self._write("secret", (made,))
         value: str = self._db.execute("SELECT value FROM about WHERE name = 'secret'").fetchone()[0]
         return value
 
     def remember(self, reached: Reached) -> None:
         """Keep how far the jobs were, for who reads the journal later: beats are not journalled."""
         text = msgspec.json.encode(reached).decode()
-        self._write(_PUT, ("reached", text))
+        self._write("about", ("reached", text))
 
     def keep_time(self, at_ms: int, wall_ms: int) -> None:
         """Keep how late it is: hours may pass without an event. Raises `JournalUnavailable` or `Superseded`."""
-        self._write(_PUT, ("time", f"{at_ms} {wall_ms}"))
+        self._write("about", ("time", f"{at_ms} {wall_ms}"))
         self.last_ms = max(at_ms, self.last_ms)
 
     def adopt_rules(self) -> None:
         """From now on it goes by the rules of this version. Raises `JournalUnavailable` or `Superseded`."""
-        self._write(_PUT, ("rules", str(RULES_VERSION)))
+        self._write("about", ("rules", str(RULES_VERSION)))
         self.rules = RULES_VERSION
 
     def reached(self) -> Reached:
@@ -255,17 +250,41 @@ class Journal:
         with self._transaction():
             return archive.pack(self._db)
 
-    def _write(self, sql: str, values: tuple[object, ...], call: Call | None = None) -> None:
-        """One statement, and with it the call."""
+    def keep_succession(self, kept: KeptSuccession) -> None:
+        """Keep who may take our place. Raises as `append` does."""
+        self._write("about", (SUCCESSION, msgspec.json.encode(kept).decode()))
+
+    def succession(self) -> KeptSuccession | None:
+        """What was kept last."""
+        return read_succession(self._db)
+
+    def whole(self) -> bytes:
+        """The file as it is after the newest part."""
+        return self._db.serialize()
+
+    def _take_lease(self, given: int | None) -> int:
+        if given is not None:
+            if given <= _read_lease(self._db):
+                raise Superseded(f"lease {given} of {self.path} is over: it was given to another orchestrator")
+            self._db.execute(STATEMENTS["about"], ("lease", str(given)))
+            return given
+        return int(self._db.execute(_RAISE).fetchone()[0])
+
+    def _write(self, kind: str, values: tuple[Value, ...], call: Call | None = None) -> None:
+        """One row, and with it the call."""
         with self._transaction():
-            self._db.execute(sql, values)
+            self._put(kind, values)
             if call is not None:
-                row = (call.wall_ms, call.who, call.call, call.what, self.last_seq + 1)
-                self._db.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?)", row)
+                self._put("call", (call.wall_ms, call.who, call.call, call.what, self.last_seq + 1))
+
+    def _put(self, kind: str, values: tuple[Value, ...]) -> None:
+        self._db.execute(STATEMENTS[kind], values)
+        self._rows.append(Row(kind, values))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """All or nothing, and only if the lease is still ours."""
+        self._rows = []
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -279,6 +298,10 @@ class Journal:
             if self._db.in_transaction:  # a COMMIT for which there was no room
                 self._db.execute("ROLLBACK")
             raise JournalUnavailable(f"{self.path}: {error}") from error
+        if self._rows:
+            self.part += 1
+            if self.on_part is not None:
+                self.on_part(self.part, tuple(self._rows))
 
     def _hold_lease(self) -> None:
         found = _read_lease(self._db)
@@ -341,11 +364,11 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
         raise FileNotFoundError(f"no journal at {path}")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
-            _check_format(db, path)
+            check_format(db, path)
             db.execute("BEGIN")  # all of it as it is now: its orchestrator may be packing events away
             yield db
     except sqlite3.Error as error:
-        raise JournalRefused(_damaged(path, str(error))) from error
+        raise JournalRefused(damaged(path, str(error))) from error
 
 
 def _history(db: sqlite3.Connection, entries: tuple[Entry, ...]) -> History:
@@ -362,7 +385,7 @@ def _open_known(path: Path, name: str) -> tuple[sqlite3.Connection, MarkFile]:
     empty = not path.exists() or not path.stat().st_size
     if known and empty:  # and none is made: it would hide what has happened
         raise JournalRefused(shortfall(path, known[0], None))
-    db = _connect(path)
+    db = connect(path)
     try:
         found = Mark(_read_name(db), _read_lease(db), archive.last(db)[0])
         wrong = next(filter(None, (shortfall(path, one, found) for one in known)), "")
@@ -371,66 +394,13 @@ def _open_known(path: Path, name: str) -> tuple[sqlite3.Connection, MarkFile]:
         return db, MarkFile(path)
     except sqlite3.Error as error:
         db.close()
-        raise JournalRefused(_damaged(path, str(error))) from error
+        raise JournalRefused(damaged(path, str(error))) from error
     except OSError as error:
         db.close()
         raise JournalRefused(f"cannot write {error.filename}: {error.strerror}; use another --run-dir") from error
     except JournalRefused:
         db.close()
         raise
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    """Open or make the file. In autocommit mode each statement is a transaction of its own."""
-    db: sqlite3.Connection | None = None
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        db = sqlite3.connect(path, isolation_level=None)
-        if not db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() and _header(db) == (0, 0):
-            _make(db)
-        _check_format(db, path)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = NORMAL")
-        if _header(db)[1] < FORMAT:
-            together = "" if archive.is_told_together(db) else archive.TOGETHER
-            db.executescript(
-                f"BEGIN IMMEDIATE; {_AUDIT} {archive.TABLES} {together} PRAGMA user_version = {FORMAT}; COMMIT;"
-            )
-        return db
-    except (sqlite3.Error, OSError, JournalRefused) as error:
-        if db is not None:
-            db.close()
-        if isinstance(error, JournalRefused):
-            raise
-        if isinstance(error, OSError) or "full" in str(error):
-            raise JournalRefused(f"cannot write {path}: {error}; free some space or use another --run-dir") from error
-        raise JournalRefused(_damaged(path, str(error))) from error
-
-
-def _make(db: sqlite3.Connection) -> None:
-    header = f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT};"
-    rules = f"INSERT INTO about VALUES ('rules', '{RULES_VERSION}'), ('name', '{secrets.token_hex(16)}');"
-    db.executescript(f"BEGIN IMMEDIATE; {_TABLES} {_AUDIT} {archive.TABLES} {rules} {header} COMMIT;")
-
-
-def _header(db: sqlite3.Connection) -> tuple[int, int]:
-    """Whose file it is, and the version of its tables."""
-    application: int = db.execute("PRAGMA application_id").fetchone()[0]
-    format_: int = db.execute("PRAGMA user_version").fetchone()[0]
-    return application, format_
-
-
-def _check_format(db: sqlite3.Connection, path: Path) -> None:
-    application, found = _header(db)
-    if application != APPLICATION:
-        raise JournalRefused(f"{path} is a database, but not a journal of torchrelay: use another --run-dir")
-    if found > FORMAT:
-        message = f"{path} has format {found}, this torchrelay knows {FORMAT}: use the torchrelay that wrote it"
-        try:
-            row = db.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
-        except sqlite3.Error:
-            row = None  # who knows what a later format has
-        raise JournalRefused(message + (f" ({row[0]})" if row else ""))
 
 
 def _read_anchors(db: sqlite3.Connection) -> Iterator[Anchor]:
@@ -459,7 +429,7 @@ def _read_rules(db: sqlite3.Connection) -> int:
 
 
 def _read_calls(db: sqlite3.Connection) -> tuple[Call, ...]:
-    if _header(db)[1] < AUDITED:
+    if header(db)[1] < AUDITED:
         return ()
     rows = db.execute("SELECT wall_ms, who, call, what, seq FROM audit ORDER BY rowid")
     return tuple(Call(wall_ms=at, who=who, call=call, what=what, seq=seq) for at, who, call, what, seq in rows)
@@ -478,13 +448,13 @@ def _read_entries(db: sqlite3.Connection, path: Path, after: int = 0) -> Iterato
     try:
         for row in archive.rows(db, after):
             if row.seq != expected:
-                raise JournalRefused(_damaged(path, f"event {expected} is missing"))
+                raise JournalRefused(damaged(path, f"event {expected} is missing"))
             yield Entry(row.seq, row.at_ms, _decoder.decode(row.event), row.more)
             expected += 1
     except ValueError as error:
-        raise JournalRefused(_damaged(path, f"event {expected} cannot be read: {error}")) from error
+        raise JournalRefused(damaged(path, f"event {expected} cannot be read: {error}")) from error
     except sqlite3.Error as error:
-        raise JournalRefused(_damaged(path, str(error))) from error
+        raise JournalRefused(damaged(path, str(error))) from error
 
 
 def _encoded(value: Event | Call) -> bytes:
@@ -494,7 +464,3 @@ def _encoded(value: Event | Call) -> bytes:
     except (OverflowError, UnicodeEncodeError) as error:
         text = ascii(value)  # half a letter cannot be shown either
         raise Unwritable(f"{type(value).__name__} cannot be journalled ({error}): {text[:200]}") from error
-
-
-def _damaged(path: Path, what: str) -> str:
-    return f"{path} is damaged or not a journal ({what}): move it away, or use another --run-dir"

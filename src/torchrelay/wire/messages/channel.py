@@ -6,6 +6,13 @@ The agent connects to `AGENT_PATH` with the header `Authorization: Bearer <token
                             if the job came later; OrderFrame whenever something is to be done; Ack; Pace; Shutdown
     agent -> orchestrator   EventFrame, EventsFrame, BeatFrame, NetworkFrame, OutputFrame
 
+Where the head node may be lost (see `protocol.succession`), the agent is a voter, too. It may come to an heir's door
+instead of the head's; there nothing but Ask and Note follows its `Attach`, until the heir is head, or it gives up:
+
+    orchestrator -> agent   Note, Ask, Appoint
+    agent -> orchestrator   Vote, the answer to Note and Ask
+
+
 Events are numbered by the agent, from 1, per incarnation. They are kept until acknowledged, and sent again, in order
 and with their numbers, after every `Attached`. `Ack(seq)` says that every event up to `seq` is in the journal.
 """
@@ -21,12 +28,14 @@ from torchrelay.protocol.health.pulses import Beat
 from torchrelay.protocol.messages.events import AnyEvent, JobSpec, WorkerSeen
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.messages.orders import AnyOrder, Interrupts, singly
+from torchrelay.protocol.succession.succession import CopyId, Succession, VoterId
+from torchrelay.protocol.succession.voter import Ballot
 from torchrelay.wire.messages.codec import Codec
 from torchrelay.wire.messages.pathnews import NetworkNews
 
 AGENT_PATH = "/agent"
 LAUNCH_PATH = "/v1/launch"  # GET: what agents that have no folder in common with the launcher are to run
-VERSION = 6  # of this channel; both ends must have the same
+VERSION = 7  # of this channel; both ends must have the same
 Fact = Annotated[str, Meta(max_length=100)]
 SHUTDOWN_GRACE_S = 5.0
 
@@ -62,6 +71,15 @@ class Attach(Struct, frozen=True, tag=True, kw_only=True):
     slots: int
     workers: tuple[WorkerSeen, ...] = ()
     facts: Facts | None = None  # of an agent on a machine of its own
+    voter: VoterId = VoterId("")  # under which it notes and promises; empty: it does not
+
+
+class Vote(Struct, frozen=True, tag=True, kw_only=True):
+    """What a voter has noted and promised by now, and whether that is what it was asked for last. It is on its disk."""
+
+    voter: VoterId
+    granted: bool
+    ballot: Ballot
 
 
 class EventFrame(Struct, frozen=True, tag=True):
@@ -115,7 +133,7 @@ class OutputFrame(Struct, frozen=True, tag=True):
     lines: tuple[str, ...]
 
 
-ToOrchestrator = Attach | EventFrame | EventsFrame | BeatFrame | NetworkFrame | OutputFrame
+ToOrchestrator = Attach | EventFrame | EventsFrame | BeatFrame | NetworkFrame | OutputFrame | Vote
 
 
 # ---------------------------------------------------------------- orchestrator -> agent
@@ -179,7 +197,31 @@ class Shutdown(Struct, frozen=True, tag=True, kw_only=True):
     grace_s: float = SHUTDOWN_GRACE_S
 
 
-ToAgent = Attached | Refused | JobTerms | OrderFrame | Ack | Pace | Shutdown
+class Note(Struct, frozen=True, tag=True):
+    """Note this succession; `settled`: it is. A head says it; the answer is `Vote`."""
+
+    succession: Succession
+    settled: bool = False
+
+
+class Ask(Struct, frozen=True, tag=True):
+    """A candidate asks for a promise of this lease. The answer is `Vote`."""
+
+    lease: int
+    copy: CopyId
+
+
+class Appoint(Struct, frozen=True, tag=True, kw_only=True):
+    """Keep a copy of the journal on this node, under this name. `key`: by which whoever comes for it is known."""
+
+    copy: CopyId
+    key: str
+
+    def __repr__(self) -> str:
+        return f"Appoint(copy={self.copy!r})"  # a key must not reach a log
+
+
+ToAgent = Attached | Refused | JobTerms | OrderFrame | Ack | Pace | Shutdown | Note | Ask | Appoint
 
 _to_orchestrator: Codec[ToOrchestrator] = Codec(ToOrchestrator, "message from an agent")
 _to_agent: Codec[ToAgent] = Codec(ToAgent, "message to an agent")

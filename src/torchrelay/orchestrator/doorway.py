@@ -1,0 +1,259 @@
+"""Doorway: an orchestrator that does not act, and how it comes to; see `protocol.succession`.
+
+Agents that have lost the head come to where an heir listens, and wait. When a majority of those that vote waits here,
+they are asked for a lease. Whoever gets it lets them note that it is head now, and acts from then on.
+
+A head whose process was started again stands in its own doorway: somebody else may have become head meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import uniform
+
+from aiohttp import WSMsgType, web
+from msgspec import structs
+
+from torchrelay.orchestrator.core.agents import ATTACH_S, refuse
+from torchrelay.orchestrator.http.door import Door, Strangers
+from torchrelay.orchestrator.http.keys import Keys
+from torchrelay.orchestrator.store.parts import KeptSuccession
+from torchrelay.protocol.succession.candidate import Candidacy, Elected, Excluded, hear_answer, judge, stand
+from torchrelay.protocol.succession.head import Head, hear_noted, take_office
+from torchrelay.protocol.succession.succession import Place, Succession, VoterId, is_majority
+from torchrelay.wire.messages.channel import (
+    AGENT_PATH,
+    Ask,
+    Attach,
+    Note,
+    Refused,
+    ToAgent,
+    Vote,
+    decode_to_orchestrator,
+)
+from torchrelay.wire.messages.codec import MAX_MESSAGE, WireError, encode
+from torchrelay.wire.messages.prompt import resume_soon
+from torchrelay.wire.trust.passes import Role, pass_of, server_context
+
+log = logging.getLogger("torchrelay.orchestrator")
+
+# How long a candidate waits for promises before it asks for a higher lease; others do the same, so not all at once.
+LEAST_S, MOST_S = 1.0, 2.0
+SAID_S = 60.0
+
+
+class Superseded(Exception):
+    """Another orchestrator has become head, and this one's copy of the journal is not what that one has."""
+
+    def __init__(self, by: Succession) -> None:
+        super().__init__(f"the orchestrator on {by.head.node} acts now (lease {by.lease}), at {by.head.url}")
+        self.by = by
+
+
+class Doorway:
+    """Of one candidate. `begin` is called when it asks for a lease: from then on its copy must not change any more."""
+
+    def __init__(self, place: Place, known: KeptSuccession, begin: Callable[[], None] = lambda: None) -> None:
+        self._place = place
+        self._known = known
+        self._begin = begin
+        self._waiting: dict[VoterId, web.WebSocketResponse] = {}
+        self._candidacy: Candidacy | None = None
+        self._heard = 0  # the highest lease that was promised to anybody
+        self._head: Head | None = None
+        self._changed = asyncio.Event()
+        self._excluded: Succession | None = None
+        self._sending: set[asyncio.Task[None]] = set()
+        self.follows = False  # whether a head is heard
+
+    def listens_at(self, url: str) -> None:
+        """Where it will be reached when it is head."""
+        self._place = structs.replace(self._place, url=url)
+
+    def learn(self, known: KeptSuccession) -> None:
+        """The head has proposed another succession, or has settled one."""
+        self._known = known
+        self._changed.set()
+
+    async def wait(self, patience_s: float) -> Head:
+        """Wait until this one is head. Raises `Superseded` if it cannot become that any more.
+
+        Raises TimeoutError if the head is not heard and nobody has come here for `patience_s`.
+        """
+        loop = asyncio.get_running_loop()
+        lonely_s = loop.time()
+        until_s: float | None = None
+        while self._head is None or not self._head.acts:
+            if self._excluded is not None:
+                raise Superseded(self._excluded)
+            if self._waiting or self.follows:
+                lonely_s = loop.time()
+            elif loop.time() - lonely_s > patience_s:
+                raise TimeoutError(f"no head, and nobody at the door, for {patience_s:g} s")
+            if self._head is None and (until_s is None or loop.time() >= until_s):
+                until_s = loop.time() + uniform(LEAST_S, MOST_S) if self._stand() else None
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(loop.time() + LEAST_S if until_s is None else until_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                if self._head is not None:
+                    self._ask_all(Note(self._head.newest))
+                    until_s = loop.time() + LEAST_S
+        log.info("head now: lease %d", self._head.settled.lease)
+        return self._head
+
+    async def close(self) -> None:
+        """Send away who waits: they come back, to the one that acts."""
+        for socket in list(self._waiting.values()):
+            await socket.close()
+
+    # ------------------------------------------------------------ asking
+
+    def _stand(self) -> bool:
+        """Ask for a lease, if enough voters wait here."""
+        known = self._known.succession
+        if not is_majority(self._waiting.keys(), known.voters):
+            return False
+        self._candidacy = stand(self._place, known, settled=self._known.settled, heard=self._heard)
+        self._begin()
+        log.info(
+            "%d of %d nodes are here: asking for lease %d", len(self._waiting), len(known.voters), self._candidacy.lease
+        )
+        self._ask_all(self._question())
+        self._judge()
+        return True
+
+    def _question(self) -> Ask | Note:
+        if self._head is not None:
+            return Note(self._head.newest)
+        assert self._candidacy is not None, "it stands"
+        return Ask(self._candidacy.lease, self._place.copy)
+
+    def _ask_all(self, question: Ask | Note) -> None:
+        for socket in self._waiting.values():
+            self._send(socket, question)
+
+    def _send(self, socket: web.WebSocketResponse, message: ToAgent) -> None:
+        task = asyncio.create_task(send(socket, message))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    def hear(self, vote: Vote) -> None:
+        """An answer."""
+        self._heard = max(self._heard, vote.ballot.promised)
+        proposed = None if self._head is None else self._head.proposed
+        if self._head is not None and proposed is not None:
+            noted = vote.ballot.noted
+            if noted is not None and noted.order == proposed.order:
+                self._head = hear_noted(self._head, vote.voter, noted.order)
+                if self._head.proposed is None:
+                    self._changed.set()
+            elif vote.ballot.promised > proposed.lease:  # another candidate came in between: stand again
+                self._head = None
+                self._changed.set()
+        elif self._candidacy is not None and self._head is None:
+            self._candidacy = hear_answer(self._candidacy, vote.voter, vote.ballot, granted=vote.granted)
+            self._judge()
+
+    def _judge(self) -> None:
+        assert self._candidacy is not None, "it stands"
+        match judge(self._candidacy):
+            case Elected(base, settled):
+                self._head = take_office(self._place, self._candidacy.lease, base, settled=settled)
+                assert self._head.proposed is not None, "it begins with a proposal"
+                self._known = KeptSuccession(self._head.proposed, settled=False)
+                self._ask_all(Note(self._head.proposed))
+                self._changed.set()
+            case Excluded(by):
+                self._excluded = by
+                self._changed.set()
+
+    # ------------------------------------------------------------ the door
+
+    def app(self, keys: Keys, strangers: Strangers) -> web.Application:
+        """What is served as long as it does not act."""
+
+        async def serve(request: web.Request) -> web.StreamResponse:
+            held = keys.held(request)
+            if held:
+                strangers.welcome(request.transport)
+            if refused := keys.refusal(request, held):
+                keys.complain(request, refused[1])
+                raise refused[0](text=refused[1])
+            if request.path != AGENT_PATH:
+                known = self._known.succession.head
+                raise web.HTTPServiceUnavailable(text=f"not the head: it was on {known.node}, at {known.url}")
+            return await self._greet(request)
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", serve)
+        return app
+
+    async def _greet(self, request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE, compress=False)
+        await socket.prepare(request)
+        resume_soon(socket.get_extra_info("socket"))
+        try:
+            async with asyncio.timeout(ATTACH_S):
+                attach = decode_to_orchestrator(await socket.receive_bytes())
+            if refusal := refuse(attach):
+                await socket.send_bytes(encode(Refused(reason=refusal)))
+            elif isinstance(attach, Attach) and attach.voter:
+                await self._listen(socket, attach.voter)
+        except (TimeoutError, TypeError, WireError, ConnectionError) as error:
+            log.warning("at the door: %s", error)
+        await socket.close()
+        return socket
+
+    async def _listen(self, socket: web.WebSocketResponse, voter: VoterId) -> None:
+        """Hear one that waits, until it goes."""
+        self._waiting[voter] = socket
+        self._changed.set()
+        if self._candidacy is not None:
+            self._send(socket, self._question())
+        try:
+            async for raw in socket:
+                if raw.type is not WSMsgType.BINARY:
+                    raise WireError(f"a frame of type {raw.type.name}")
+                vote = decode_to_orchestrator(raw.data)
+                if isinstance(vote, Vote) and vote.voter == voter:
+                    self.hear(vote)
+        finally:
+            if self._waiting.get(voter) is socket:
+                del self._waiting[voter]
+
+
+async def send(socket: web.WebSocketResponse, message: ToAgent) -> None:
+    """Send to one that may be going this moment."""
+    try:
+        await socket.send_bytes(encode(message))
+    except (ConnectionError, RuntimeError):
+        pass  # it is gone
+
+
+@asynccontextmanager
+async def at_the_door(doorway: Doorway, run_dir: Path, host: str, port: int, advertise: str = "") -> AsyncIterator[int]:
+    """Listen as long as it does not act; yields the port. Raises OSError, `TrustError`."""
+    strangers = Strangers()
+    runner = web.AppRunner(doorway.app(Keys.of_passes(run_dir), strangers), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    assert runner.server is not None, "it has been set up"
+    door = Door(runner.server, strangers, server_context(pass_of(run_dir, Role.ORCHESTRATOR)))
+    try:
+        bound = await door.open(host, port)
+        doorway.listens_at(url_of(advertise or host, bound))
+        yield bound
+    finally:
+        await doorway.close()
+        await door.close()
+        await runner.cleanup()
+
+
+def url_of(host: str, port: int, *, tls: bool = True) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if tls else 'http'}://{shown}:{port}"
