@@ -109,6 +109,8 @@ class Copy:
             raise ValueError(f"part {part} of the journal came after part {self.part}")
         if unknown := {row.kind for row in rows} - STATEMENTS.keys():
             raise ValueError(f"no rows of a journal: {', '.join(sorted(unknown))}")
+        if not all(isinstance(value, Value) for row in rows for value in row.values):
+            raise ValueError("rows of a journal hold numbers, texts and bytes")
         self._db.execute("BEGIN IMMEDIATE")
         try:
             for row in rows:

@@ -9,7 +9,7 @@ to its node's agent (`Appoint`). Then:
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -19,7 +19,6 @@ from torchrelay.wire.messages.codec import Codec
 
 HEIR_PATH = "/heir"
 PIECE = 4 << 20  # bytes
-Value = int | str | bytes
 
 
 class Inherit(Struct, frozen=True, tag=True, kw_only=True):
@@ -64,10 +63,10 @@ class Piece(Struct, frozen=True, tag=True):
 
 
 class Part(Struct, frozen=True, tag=True):
-    """What the head has written in one go: rows of its tables, each of a kind."""
+    """What the head has written in one go: rows of its tables, each of a kind. Their values are checked by the heir."""
 
     number: int
-    rows: tuple[tuple[str, tuple[Value, ...]], ...]
+    rows: tuple[tuple[str, tuple[Any, ...]], ...]
 
 
 ToHeir = Bequest | Piece | Part
