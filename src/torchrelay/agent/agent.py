@@ -111,19 +111,7 @@ class Agent:
         self._voting = None if site.held is None else Voting(site.folder, site.node)
         self._whereabouts = Whereabouts(where, self._noted, loop.time)
         self._heir = None if site.held is None else HeirProcess(site.held, site.node, site.host, site.logs.parent)
-        self.uplink = Uplink(
-            where=self._whereabouts.next,
-            token=token,
-            attach=self._attach,
-            beat=self._beat,
-            on_message=self._on_message,
-            on_acked=self._on_acked,
-            allegiance=Allegiance(site.folder),
-            tls=None if site.held is None else client_context(site.held),
-            vote=None if self._voting is None else self._voting.hear,
-            found=self._whereabouts.found,
-            may_move=lambda: self._whereabouts.may_move,
-        )
+        self.uplink = self._make_uplink(token)
         self.forwarder = self._forwarder()
         self.network = (
             None
@@ -168,13 +156,13 @@ class Agent:
             if self.forwarder is not None:
                 self.forwarder.look(last=True)
             await self.uplink.flush(FLUSH_S)
-            if self._heir is not None:
-                await self._heir.end()
         finally:
             beside = (hearing, talking, attending, looking, writing, printing, minding)
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
+            if self._heir is not None:
+                await self._heir.end()
             if self.network is not None:
                 self.network.close()
             if self._defect:
@@ -340,6 +328,22 @@ class Agent:
             await asyncio.get_running_loop().create_future()
         else:
             await self.network.run()
+
+    def _make_uplink(self, token: Callable[[], str]) -> Uplink:
+        """The connection to whichever orchestrator is the head."""
+        return Uplink(
+            where=self._whereabouts.next,
+            token=token,
+            attach=self._attach,
+            beat=self._beat,
+            on_message=self._on_message,
+            on_acked=self._on_acked,
+            allegiance=Allegiance(self.site.folder),
+            tls=None if self.site.held is None else client_context(self.site.held),
+            vote=None if self._voting is None else self._voting.hear,
+            found=self._whereabouts.found,
+            may_move=lambda: self._whereabouts.may_move,
+        )
 
     def _forwarder(self) -> Forwarder | None:
         """Who sends on what workers print; None on the launcher's machine, where it can be read."""

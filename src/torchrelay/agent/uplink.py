@@ -46,6 +46,7 @@ HANDSHAKE_S = 5.0
 # A peer that answers no ping for half of this is gone, although its connection says otherwise.
 PING_S = 10.0
 PINGED_BEATS = 4  # the same in beats, where another orchestrator may take its place
+HURRIED_S = 1.0  # for a handshake, there
 DOOR_S = 5.0  # how long to wait at the door of one that may become head
 UNIX = "unix:"  # in place of a URL: the path of a socket
 UNAUTHORIZED = (401, 403)
@@ -232,7 +233,7 @@ class Uplink:
         """One connection, from its beginning to its end. Always raises in the end."""
         headers = {"Authorization": f"Bearer {self._token()}"}
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
+            async with asyncio.timeout(HURRIED_S if self._may_move() else HANDSHAKE_S):
                 socket = await session.ws_connect(
                     url,
                     headers=headers,

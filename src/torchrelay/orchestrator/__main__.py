@@ -23,7 +23,7 @@ from torchrelay.api.endpoint import JOURNAL, LOGS, TOKEN, Endpoint, read_endpoin
 from torchrelay.orchestrator.core.heirs import Heirs
 from torchrelay.orchestrator.core.rules import all_ended, other_rules
 from torchrelay.orchestrator.core.service import Orchestrator
-from torchrelay.orchestrator.doorway import Doorway, at_the_door, url_of
+from torchrelay.orchestrator.doorway import Doorway, at_the_door, look_for_another, url_of
 from torchrelay.orchestrator.doorway import Superseded as Excluded
 from torchrelay.orchestrator.heir import NoBequest, Terms, inherit
 from torchrelay.orchestrator.http.api import make_app
@@ -280,6 +280,7 @@ async def serve(service: Orchestrator, options: argparse.Namespace) -> None:
             group.create_task(watch_freezes(service, run_dir)),
             group.create_task(collect_in_peace(service)),
             *([group.create_task(end_with_the_jobs(service))] if options.heir else []),
+            *([group.create_task(look_for_another(service, run_dir))] if service.heirs is not None else []),
         ]
         await service.serve()
         for task in beside:

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import uniform
 
+import aiohttp
 from aiohttp import WSMsgType, web
 from msgspec import structs
 
+from torchrelay.api.endpoint import Endpoint, write_endpoint
 from torchrelay.orchestrator.core.agents import ATTACH_S, refuse
+from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.door import Door, Strangers
 from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.orchestrator.store.parts import KeptSuccession
@@ -37,7 +41,7 @@ from torchrelay.wire.messages.channel import (
 )
 from torchrelay.wire.messages.codec import MAX_MESSAGE, WireError, encode
 from torchrelay.wire.messages.prompt import resume_soon
-from torchrelay.wire.trust.passes import Role, pass_of, server_context
+from torchrelay.wire.trust.passes import Role, client_context, pass_of, read_pass, server_context
 
 log = logging.getLogger("torchrelay.orchestrator")
 
@@ -257,3 +261,36 @@ async def at_the_door(doorway: Doorway, run_dir: Path, host: str, port: int, adv
 def url_of(host: str, port: int, *, tls: bool = True) -> str:
     shown = f"[{host}]" if ":" in host else host
     return f"{'https' if tls else 'http'}://{shown}:{port}"
+
+
+# ---------------------------------------------------------------- one that was out of reach, and acts no more
+
+LOOK_S = 2.0
+
+
+async def look_for_another(service: Orchestrator, run_dir: Path) -> None:
+    """Ask the heirs that we do not reach whether one of them is head by now; if so, give way. Never returns.
+
+    Whoever follows this run finds that one from then on.
+    """
+    held = pass_of(run_dir, Role.OPERATOR)
+    context, token = client_context(held), read_pass(held).token
+    limits = aiohttp.ClientTimeout(total=LOOK_S)
+    async with aiohttp.ClientSession(timeout=limits, headers={"Authorization": f"Bearer {token}"}) as session:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for place in service.heirs.out_of_reach if service.heirs is not None else ():
+                lease = await lease_at(session, place.url, context)
+                if lease > service.journal.lease:
+                    write_endpoint(run_dir, Endpoint(url=place.url, pid=0, journal=service.journal.name))
+                    service.give_way(f"the orchestrator on {place.node} acts now (lease {lease}), at {place.url}")
+
+
+async def lease_at(session: aiohttp.ClientSession, url: str, context: ssl.SSLContext) -> int:
+    """The lease of the orchestrator that acts there; 0 if none does."""
+    try:
+        async with session.get(url + "/healthz", ssl=context, server_hostname=Role.ORCHESTRATOR.server_name) as answer:
+            found = await answer.json()
+            return int(found["lease"])
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError):
+        return 0

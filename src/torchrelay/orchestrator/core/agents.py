@@ -258,7 +258,7 @@ async def converse(
     tainted = tuple((one.slot, one.key) for one in taints if (one.node, one.source) == (attach.node, SOURCE))
     connection.send(
         Attached(
-            jobs=service.all_terms(),
+            jobs=tuple(service.terms(job.spec) for job in service.cluster.jobs.values()),
             beat_ms=service.failure_detector.beat_ms,
             lease=service.journal.lease,
             journal=service.journal.name,

@@ -38,6 +38,11 @@ AGAIN_S = 0.5  # between two proposals of the same
 COME_S = 30.0  # how long an appointed heir may take to have the whole journal
 
 
+def at_once(action: Callable[[], None]) -> None:
+    """Do it now."""
+    action()
+
+
 class HeirPort(Protocol):
     """The way to one heir. `send` never waits and never fails; who does not read is disconnected."""
 
@@ -150,7 +155,9 @@ class Heirs:
     # ------------------------------------------------------------ the voters
 
     def mind(self, cluster: Cluster, connections: Mapping[NodeId, AgentPort]) -> None:
-        """Look at what has changed: called at each tick. Raises as `Journal.append` does."""
+        """Look at what has changed: called at each tick. Raises as `Journal.append` does, also if it is stuck."""
+        if self.stuck:
+            raise Superseded(self.stuck)
         self._cluster, self._connections = cluster, connections
         self._part_with_slow()
         if self.head.proposed is None:
@@ -160,6 +167,13 @@ class Heirs:
         if self.head.proposed is None:
             self._appoint(cluster)
         self._let_out()
+
+    @property
+    def out_of_reach(self) -> tuple[Place, ...]:
+        """The heirs without which nothing leaves at the moment: one of them may have become head."""
+        if not self._waiting and self.head.proposed is None:
+            return ()
+        return tuple(place for place in self.head.needed if place.copy not in self._ports)
 
     def _soon(self) -> None:
         """Look now. What fails is tried again at the next tick, which says so."""
@@ -239,9 +253,10 @@ class Heirs:
         found = [
             port.place for copy, port in self._ports.items() if copy in held and is_alive(cluster, port.place.node)
         ]
-        before = {place.copy for place in self.head.settled.heirs}
-        found.sort(key=lambda place: (place.copy not in before, place.node))
-        return tuple(found[:HEIRS])
+        before = [place.copy for place in self.head.settled.heirs]
+        kept = [place for copy in before for place in found if place.copy == copy]
+        new = sorted((place for place in found if place.copy not in before), key=lambda place: place.node)
+        return tuple([*kept, *new][:HEIRS])
 
     def _part_with_slow(self) -> None:
         now_s = self._now_s()

@@ -15,7 +15,6 @@ One whose lease is over (see `journal`) says nothing more and ends: somebody els
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import math
 import time
@@ -24,10 +23,10 @@ from functools import partial
 
 from torchrelay.orchestrator.core.clock import Clock, wall_clock_ms
 from torchrelay.orchestrator.core.compaction import Compaction
-from torchrelay.orchestrator.core.heirs import Heirs
+from torchrelay.orchestrator.core.heirs import Heirs, at_once
 from torchrelay.orchestrator.core.rules import all_ended, refusal
-from torchrelay.orchestrator.core.traffic import AgentPort, Heard, Inbox, at_once, send_orders, settle, tell, those_new
-from torchrelay.orchestrator.core.watch import Watch, listen_anew, note_beat, note_end
+from torchrelay.orchestrator.core.traffic import AgentPort, Heard, Inbox, send_orders, settle, tell, terms_of, those_new
+from torchrelay.orchestrator.core.watch import Watch, is_rival, listen_anew, note_beat, note_end
 from torchrelay.orchestrator.store.journal import (
     Call,
     Journal,
@@ -62,7 +61,6 @@ RETURN_S = 5.0  # how long the clock is held after a start, for the agents to co
 SHUTDOWN_S = 15.0  # how long agents may take to end their workers
 KEEP_TIME_MS = 10_000  # between two notes of how late it is, in hours without an event
 REMEMBER_S = 2.0  # between two notes of how far the jobs are
-RIVAL_MS = 2_000  # an agent heard within this time keeps its node's name for itself
 
 
 class Orchestrator:
@@ -143,7 +141,7 @@ class Orchestrator:
                 heard = None
             if self.clock.held and not (self.degraded or self._watch.still) and self._agents_are_back():
                 self.clock.release()
-                self._listen_anew(self.clock.now_ms())
+                self._listen_anew()
             if self.degraded:
                 self._refuse(*([heard] if heard is not None else []))
                 self._try_journal()
@@ -214,7 +212,7 @@ class Orchestrator:
             self._degrade(str(error))
             self._refuse(heard)
         except Superseded as error:
-            self._yield(str(error))
+            self.give_way(str(error))
             self._refuse(heard)
         else:
             self._safely(partial(heard.told, seq))
@@ -303,13 +301,11 @@ class Orchestrator:
             self._remember()
             if self.heirs is not None and self._leave_at_s is None:
                 self.heirs.mind(self.cluster, self.connections)
-                if self.heirs.stuck:
-                    raise Superseded(self.heirs.stuck)
             self._compaction.take(self.cluster, self.ways, busy=self.busy)
         except JournalUnavailable as error:
             self._degrade(str(error))
         except Superseded as error:
-            self._yield(str(error))
+            self.give_way(str(error))
         self._repeat()
         self.clock.look(self._pause())
 
@@ -341,7 +337,7 @@ class Orchestrator:
         """After a start in the middle of things: no deadline may pass before the agents had time to come back."""
         self._held_since_s = asyncio.get_running_loop().time()
         self._watch.hold(self.clock)
-        self._listen_anew(self.clock.now_ms())
+        self._listen_anew()
 
     def _agents_are_back(self) -> bool:
         """Whether every node that should be there is, or has had its time to come back."""
@@ -351,9 +347,8 @@ class Orchestrator:
             log.warning("%s did not come back within %g s: time goes on", ", ".join(sorted(missing)), RETURN_S)
         return late or not missing
 
-    def _listen_anew(self, now: int) -> None:
-        """Count silence from now."""
-        self.failure_detector = listen_anew(self.failure_detector, self.cluster, now)
+    def _listen_anew(self) -> None:
+        self.failure_detector = listen_anew(self.failure_detector, self.cluster, self.clock.now_ms())
 
     # ------------------------------------------------------------ a journal that cannot be written
 
@@ -371,14 +366,14 @@ class Orchestrator:
         except JournalUnavailable:
             return
         except Superseded as error:
-            self._yield(str(error))
+            self.give_way(str(error))
             return
         log.warning("the journal can be written again")
         self.degraded = ""
         self._await_agents()
         self._wake_readers()
 
-    def _yield(self, reason: str) -> None:
+    def give_way(self, reason: str) -> None:
         """Another orchestrator decides now: say nothing more, and end."""
         log.error("superseded: %s", reason)
         self.superseded = reason
@@ -393,10 +388,7 @@ class Orchestrator:
     def occupied(self, node: NodeId, incarnation: str) -> bool:
         """Whether another agent of this node is connected and has just been heard."""
         former = self.connections.get(node)
-        if former is None or former.incarnation == incarnation:
-            return False
-        heard = self.failure_detector.heard.get((node, former.incarnation), -RIVAL_MS)
-        return self.clock.now_ms() - heard < RIVAL_MS
+        return former is not None and is_rival(former, incarnation, self.failure_detector, self.clock.now_ms())
 
     def attach(self, connection: AgentPort, event: NodeJoined) -> asyncio.Future[int]:
         """An agent is there: from now on it is told what to do. Returns as `put` does."""
@@ -440,11 +432,7 @@ class Orchestrator:
 
     def terms(self, spec: JobSpec) -> JobTerms:
         """What agents must know of a job. Each job has a secret of its own."""
-        secret = hashlib.blake2b(spec.job.encode(), key=bytes.fromhex(self._secret), digest_size=32).digest()
-        return JobTerms(spec=spec, secret=secret, patience_s=self.patience_s)
-
-    def all_terms(self) -> tuple[JobTerms, ...]:
-        return tuple(self.terms(job.spec) for job in self.cluster.jobs.values())
+        return terms_of(spec, self._secret, self.patience_s)
 
     def _introduce(self, before: Cluster) -> None:
         """Tell the agents of new jobs."""
@@ -475,11 +463,8 @@ class Orchestrator:
 
     def scene(self) -> Scene:
         """What there is to see now."""
-        return Scene(
-            self.cluster, self.failure_detector, self.reached, tuple(self.journal.anchors), self.clock.now_ms(),
-            self.ways,
-            self.journal.lease,
-        )  # fmt: skip
+        anchors, now_ms, lease = tuple(self.journal.anchors), self.clock.now_ms(), self.journal.lease
+        return Scene(self.cluster, self.failure_detector, self.reached, anchors, now_ms, self.ways, lease)
 
     def begin_shutdown(self, reason: str, grace_s: float = SHUTDOWN_GRACE_S) -> None:
         """Let the agents end their workers and go; then end. Returns at once."""

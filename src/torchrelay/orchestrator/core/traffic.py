@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol, cast, get_args
@@ -10,13 +11,13 @@ from typing import Protocol, cast, get_args
 from msgspec import Struct
 
 from torchrelay.orchestrator.store.journal import Call
-from torchrelay.protocol.messages.events import WORKERS_TELL, Event, age_event
+from torchrelay.protocol.messages.events import WORKERS_TELL, Event, JobSpec, age_event
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.messages.orders import AnyOrder, Fence, Interrupt, Interrupts, Order
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.rules.answers import is_repeated
 from torchrelay.protocol.succession.succession import VoterId
-from torchrelay.wire.messages.channel import OrderFrame, ToAgent
+from torchrelay.wire.messages.channel import JobTerms, OrderFrame, ToAgent
 
 # Events that are heard in one go, at most.
 TOGETHER = 65_536
@@ -49,11 +50,6 @@ def tell(together: list[Heard], fresh: list[Heard], first: int) -> None:
     for heard in together:
         place += place < len(fresh) and heard is fresh[place]
         heard.told(first + place - 1)
-
-
-def at_once(action: Callable[[], None]) -> None:
-    """Do it now."""
-    action()
 
 
 def settle(written: asyncio.Future[int], told: int | Exception) -> None:
@@ -141,3 +137,9 @@ def send_orders(some: Iterable[Order], connections: Mapping[NodeId, AgentPort], 
             if len(batch) > 1:
                 batch.sort(key=lambda order: SEQUENCE[type(order)])
             connection.send(OrderFrame(tuple(batch), lease))
+
+
+def terms_of(spec: JobSpec, secret: str, patience_s: float) -> JobTerms:
+    """What agents must know of a job. Each job has a secret of its own."""
+    own = hashlib.blake2b(spec.job.encode(), key=bytes.fromhex(secret), digest_size=32).digest()
+    return JobTerms(spec=spec, secret=own, patience_s=patience_s)

@@ -130,3 +130,13 @@ def note_end(reached: Reached, event: Event, before: Cluster, after: Cluster) ->
         if worker is not None and worker.rank is not None:
             place = (after.jobs[worker.job].generation, max(record.point for record in event.private))
             reached[worker.job] = max(place, reached.get(worker.job, place))
+
+
+RIVAL_MS = 2_000  # an agent heard within this time keeps its node's name for itself
+
+
+def is_rival(former: AgentPort, incarnation: str, detector: FailureDetector, now_ms: int) -> bool:
+    """Whether another agent of the node has just been heard."""
+    if former.incarnation == incarnation:
+        return False
+    return now_ms - detector.heard.get((former.node, former.incarnation), -RIVAL_MS) < RIVAL_MS

@@ -139,9 +139,11 @@ def make_app(
 
 
 async def get_health(request: web.Request) -> web.Response:
-    degraded = request.app[SERVICE].degraded
+    service = request.app[SERVICE]
+    degraded = service.degraded
     told = degraded if request[KNOWN] or not degraded else NOTHING_DECIDED
-    return answer({"ok": not degraded, "degraded": told}, 503 if degraded else 200)
+    lease = {"lease": service.journal.lease} if request[KNOWN] else {}
+    return answer({"ok": not degraded, "degraded": told, **lease}, 503 if degraded else 200)
 
 
 def status_of(service: Orchestrator, remarks: tuple[str, ...] = ()) -> Status:
