@@ -15,17 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from torchrelay.agent.allegiance import Allegiance, all_of, write_while_alone
+from torchrelay.agent.allegiance import Allegiance, HeirProcess, Voting, Whereabouts, all_of, write_while_alone
 from torchrelay.agent.connections import WorkerConnections
 from torchrelay.agent.joining import facts_of
 from torchrelay.agent.network.network import Network
 from torchrelay.agent.output.forwarder import Forwarder
-from torchrelay.agent.succession import HeirProcess, Voting, Whereabouts
 from torchrelay.agent.uplink import Rejected, Uplink
-from torchrelay.agent.workers.aborts import cause_of
 from torchrelay.agent.workers.forks import Child, Ended, Fork
 from torchrelay.agent.workers.processes import CannotFork, Processes, base_environment, worker_environment
-from torchrelay.agent.workers.samples import Sampler
+from torchrelay.agent.workers.samples import Sampler, cause_of
 from torchrelay.protocol.health.pulses import Beat, Sample
 from torchrelay.protocol.messages.events import Event, WorkerExited, WorkerSeen
 from torchrelay.protocol.messages.ids import SAFE_ID, JobId, NodeId, WorkerId, WorkerPhase

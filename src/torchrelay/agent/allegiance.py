@@ -1,4 +1,4 @@
-"""Allegiance: which orchestrator an agent obeys, and what it writes down as long as none hears it.
+"""Allegiance: which orchestrator an agent obeys, votes for and looks for; what it writes down while none hears it.
 
 It obeys the one whose journal it knows, with the highest lease that it has heard.
 
@@ -10,6 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import secrets
+import shutil
+import signal
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -19,7 +24,11 @@ from msgspec import Struct
 from torchrelay.agent.workers.forks import Ended
 from torchrelay.protocol.health.pulses import Sample
 from torchrelay.protocol.messages.events import WorkerSeen
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.succession.succession import Succession, VoterId
+from torchrelay.protocol.succession.voter import Ballot, note, promise
 from torchrelay.wire.files.alone import FILE, WRITE_S, Alone, Lone, write_alone
+from torchrelay.wire.messages.channel import Appoint, Ask, Note, Vote
 from torchrelay.wire.messages.codec import WireError
 
 logger = logging.getLogger(__name__)
@@ -116,3 +125,207 @@ def one_of(seen: WorkerSeen, sample: Sample | None) -> Lone:
         point=sample.point,
         phase=sample.phase,
     )
+
+
+# ---------------------------------------------------------------- votes
+
+# An agent's part when the head's node is lost; see `protocol.succession`.
+
+BALLOT = "ballot"  # in the node's folder
+# Without a word from the head it is looked for where it was for so long: it may be started again there.
+PATIENCE_S = 2.0
+
+
+class Kept(Struct, frozen=True):
+    """What the file holds."""
+
+    voter: VoterId
+    ballot: Ballot = Ballot()
+
+
+class Voting:
+    """One voter. What it says is on its disk before anybody hears of it. `folder`: the node's own, in memory.
+
+    A node whose memory is gone is another voter: its name has a part that is drawn when its file is made.
+    Raises OSError if nothing can be written there.
+    """
+
+    def __init__(self, folder: Path, node: NodeId) -> None:
+        self._path = folder / BALLOT
+        self._kept = self._read() or Kept(VoterId(f"{node}.{secrets.token_hex(8)}"))
+        self._write(self._kept)
+
+    @property
+    def voter(self) -> VoterId:
+        return self._kept.voter
+
+    @property
+    def noted(self) -> Succession | None:
+        """The newest succession that it has noted."""
+        return self._kept.ballot.noted
+
+    def hear(self, asked: Note | Ask) -> Vote:
+        """Answer a head, or a candidate. What cannot be written is not granted."""
+        before = self._kept.ballot
+        if isinstance(asked, Note):
+            after, granted = note(before, asked.succession, settled=asked.settled)
+        else:
+            after, granted = promise(before, asked.lease, asked.copy)
+        if after != before:
+            kept = Kept(self.voter, after)
+            try:
+                self._write(kept)
+            except OSError as error:
+                logger.error("no vote: %s cannot be written (%s)", self._path, error.strerror)
+                granted = False
+            else:
+                self._kept = kept
+        return Vote(voter=self.voter, granted=granted, ballot=self._kept.ballot)
+
+    def _read(self) -> Kept | None:
+        try:
+            return msgspec.msgpack.decode(self._path.read_bytes(), type=Kept)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:  # what it had promised is lost: it is somebody else from now on
+            logger.error("%s cannot be read (%s): this agent votes under another name", self._path, error)
+            return None
+
+    def _write(self, kept: Kept) -> None:
+        """Whole or not at all. It need not outlive the machine: then the name is another one."""
+        draft = self._path.with_name(f".{BALLOT}")
+        draft.write_bytes(msgspec.msgpack.encode(kept))
+        os.replace(draft, self._path)
+
+
+class Whereabouts:
+    """Where the head may be. `given`: where it was first. `now_s`: the loop's time.
+
+    As long as nobody else is known to have its journal, that is where it was last. Else each of these is tried in
+    turn when it has been away for `PATIENCE_S`: whoever of them becomes head needs us there.
+    """
+
+    def __init__(
+        self, given: Callable[[], str], noted: Callable[[], Succession | None], now_s: Callable[[], float]
+    ) -> None:
+        self._given = given
+        self._noted = noted
+        self._now_s = now_s
+        self._away_since_s: float | None = None
+        self._tried = 0
+        self.here = ""  # where it was looked for last
+
+    @property
+    def may_move(self) -> bool:
+        """Whether somebody else may become head: then its silence is to be noticed soon."""
+        noted = self._noted()
+        return noted is not None and bool(noted.heirs)
+
+    def found(self) -> None:
+        """It was where it was looked for."""
+        self._away_since_s, self._tried = None, 0
+
+    def next(self) -> str:
+        """Where to try now."""
+        self.here = self._look()
+        return self.here
+
+    def _look(self) -> str:
+        noted = self._noted()
+        if noted is None or not noted.head.url:
+            return self._given()
+        if self._away_since_s is None:
+            self._away_since_s = self._now_s()
+        if not noted.heirs or self._now_s() - self._away_since_s < PATIENCE_S:
+            return noted.head.url
+        urls = [place.url for place in (*noted.heirs, noted.head)]
+        self._tried += 1
+        return urls[(self._tried - 1) % len(urls)]
+
+
+# ---------------------------------------------------------------- the heir on this node
+
+HEIR = "heir"  # its folder, in this node's own
+END_S = 20.0  # how long one that has become head may take to end all others
+KILL_S = 2.0
+
+
+class HeirProcess:
+    """The process on this node that holds a copy of the journal: an orchestrator that does not act, or by now does.
+
+    It outlives this agent, and need not: the head finds out.
+    """
+
+    def __init__(self, held: Path, node: NodeId, host: str, run_dir: Path) -> None:
+        self._held, self._node, self._host = held, node, host
+        self._folder = run_dir / HEIR
+        self._process: asyncio.subprocess.Process | None = None
+        self._appointed: Appoint | None = None
+        self._starting: asyncio.Task[None] | None = None
+
+    def appoint(self, order: Appoint, url: str) -> None:
+        """The head at `url` wants a copy here. One that there was before is of no use any more."""
+        if self._appointed is not None and self._appointed.copy == order.copy and self._is_alive():
+            return
+        self._appointed = order
+        if self._starting is not None:
+            self._starting.cancel()
+        self._starting = asyncio.create_task(self._start(order, url, self._starting))
+
+    async def end(self) -> None:
+        """It ends with the run. One that is head has told us to end, and may have more to do."""
+        if self._starting is not None:
+            await asyncio.wait((self._starting,), timeout=KILL_S)
+        if self._is_alive() and is_head(self._folder):
+            await self._wait(END_S)
+        await self._kill()
+
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def _start(self, order: Appoint, url: str, former: asyncio.Task[None] | None) -> None:
+        if former is not None:
+            await asyncio.gather(former, return_exceptions=True)
+        await self._kill()
+        try:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir(mode=0o700)
+            command = [sys.executable, "-P", "-m", "torchrelay.orchestrator", "--run-dir", str(self._folder), "--tls"]
+            command += ["--heir", order.copy, "--join", url, "--pass", str(self._held)]
+            command += ["--node", self._node, "--host", self._host]
+            with (self._folder / "orchestrator.err").open("wb") as words:
+                self._process = await asyncio.create_subprocess_exec(
+                    *command, stdin=asyncio.subprocess.PIPE, stdout=words, stderr=words, start_new_session=True
+                )
+            assert self._process.stdin is not None, "it is a pipe"
+            self._process.stdin.write(f"{order.key}\n".encode())
+            self._process.stdin.close()
+        except OSError as error:
+            logger.error("no copy of the journal here: %s", error)
+
+    async def _kill(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, number)
+            except ProcessLookupError:
+                pass  # it ends this moment
+            if await self._wait(KILL_S):
+                return
+
+    async def _wait(self, deadline_s: float) -> bool:
+        """Whether it has ended by then."""
+        assert self._process is not None, "it has been started"
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._process.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def is_head(folder: Path) -> bool:
+    """Whether the orchestrator in this folder acts: then it has written where it is."""
+    return (folder / "endpoint.json").exists()

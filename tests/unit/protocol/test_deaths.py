@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.telling import Story, after_an_error, private, raised, running, say
-from torchrelay.agent.workers.aborts import cause_of, mismatch
 from torchrelay.agent.workers.forks import Ended
+from torchrelay.agent.workers.samples import cause_of, mismatch
 from torchrelay.api.shown import Exclusion
 from torchrelay.orchestrator.views.views import exclusion
 from torchrelay.protocol.messages import events as ev

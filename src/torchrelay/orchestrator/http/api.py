@@ -35,8 +35,7 @@ from msgspec import Struct
 
 from torchrelay.api.endpoint import LOGS
 from torchrelay.api.shown import NetworkView, NodeNetwork, Status
-from torchrelay.orchestrator.core.agents import Sameness, serve_agent
-from torchrelay.orchestrator.core.bequest import serve_heir
+from torchrelay.orchestrator.core.agents import Sameness, serve_agent, serve_heir
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http import changes
 from torchrelay.orchestrator.http.answers import SERVICE, answer, job_of, refusal
