@@ -132,3 +132,17 @@ def test_a_floating_spare_for_a_drained_node_is_taken_from_a_job_that_yields(fle
 def all_given_back(fleet: SlurmFleet) -> bool:
     """No job runs any more, not even one of ours that nobody remembers."""
     return [line for line in fleet.slurm.jobs() if "COMPLETING" not in line] == []
+
+
+def test_the_batch_node_loses_its_power_and_another_node_decides(fleet: SlurmFleet, tmp_path: Path) -> None:
+    """With it the launcher, the orchestrator and a rank are lost. The job goes on, and is given back at its end."""
+    begun(fleet, script=LONG)
+    wait_until("two copies of the journal", lambda: fleet.copies() == 2, deadline_s=30)
+    fleet.slurm.cut_power(fleet.head.name)
+    head = wait_until("another head", fleet.heir_that_acts, deadline_s=40)
+    wait_until("the roster without it", lambda: f'"{fleet.head.name}"' not in fleet.job.comment(), deadline_s=40)
+    done = fleet.end_without_launcher(tmp_path, head)
+    assert differences(done, undisturbed(LONG)) == []
+    assert [(one["resolution"], one["steps_lost"]) for one in done.incidents()] == [("clean", 0)]
+    wait_until("nothing is left", lambda: fleet.left() == [], deadline_s=30)
+    wait_until("all nodes are given back", lambda: all_given_back(fleet), deadline_s=30)

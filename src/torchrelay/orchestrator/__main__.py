@@ -20,6 +20,7 @@ from pathlib import Path
 from aiohttp import web
 
 from torchrelay.api.endpoint import JOURNAL, LOGS, TOKEN, Endpoint, read_endpoint, write_endpoint
+from torchrelay.orchestrator.core.agents import Estate
 from torchrelay.orchestrator.core.heirs import Heirs
 from torchrelay.orchestrator.core.rules import all_ended, other_rules
 from torchrelay.orchestrator.core.service import Orchestrator
@@ -85,9 +86,12 @@ def options_of(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--node", default="", metavar="NAME", help="the run's node that this machine is, if it is one")
     parser.add_argument("--heir", default="", metavar="COPY", help="copy another one's journal, to take its place")
     parser.add_argument("--join", default="", metavar="URL", help="with --heir: that other one")
+    parser.add_argument("--launcher", default="", metavar="NAME", help="the node on which the run was begun (--node)")
     parser.add_argument("--pass", dest="held", type=Path, metavar="F", help="with --heir: the run's pass for agents")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds that a stopped worker waits for orders")
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    options.launcher = options.launcher or options.node
+    return options
 
 
 def main(words: list[str] | None = None) -> int:
@@ -160,6 +164,7 @@ async def inherit_and_run(options: argparse.Namespace) -> str:
         Terms(options.node, options.heir, key, options.join, options.held, options.host, options.run_dir)
     )
     options.port, options.patience, options.slurm = found.port, found.patience_s, found.slurm_job or None
+    options.launcher = found.launcher
     write_copy_name(options.run_dir, options.heir)
     return await run(options, found.head)
 
@@ -194,7 +199,8 @@ async def act(options: argparse.Namespace, head: Head | None) -> tuple[str, bool
         keys = Keys.of_passes(run_dir) if options.tls else Keys.of_one(token_of(run_dir))
         tls = server_context(pass_of(run_dir, Role.ORCHESTRATOR)) if options.tls else None
         strangers = Strangers()
-        app = make_app(service, keys, strangers, run_dir, options.slurm)
+        estate = Estate(run_dir, options.slurm or 0, NodeId(options.launcher)) if heirs is not None else None
+        app = make_app(service, keys, strangers, run_dir, estate)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         assert runner.server is not None, "it has been set up"
@@ -211,6 +217,8 @@ async def act(options: argparse.Namespace, head: Head | None) -> tuple[str, bool
         finally:
             await door.close()
             await runner.cleanup()
+        if options.heir and options.slurm and not service.superseded and is_lost(service.cluster, options.launcher):
+            await give_back(options.slurm)
         return service.superseded, heirs is not None and bool(heirs.stuck)
 
 
@@ -330,6 +338,21 @@ async def end_with_the_jobs(service: Orchestrator) -> None:
     await asyncio.sleep(FOLLOWED_S)
     service.begin_shutdown("the job has ended, and its launcher is lost")
     await asyncio.get_running_loop().create_future()
+
+
+def is_lost(cluster: Cluster, node: NodeId) -> bool:
+    """Whether a node was one of the run's, and is lost."""
+    return node in cluster.nodes and not cluster.nodes[node].alive
+
+
+async def give_back(job: int) -> None:
+    """End the Slurm job: its batch script was lost with its node. This ends ourselves, too."""
+    try:
+        process = await asyncio.create_subprocess_exec("scancel", str(job))
+        async with asyncio.timeout(SLURM_RETRY_S):
+            await process.wait()
+    except (OSError, TimeoutError) as error:
+        log.error("Slurm job %d could not be given back (%s): cancel it", job, error)
 
 
 # ---------------------------------------------------------------- rosters for the scheduler

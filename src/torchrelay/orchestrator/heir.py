@@ -57,6 +57,7 @@ class Inherited(Struct, frozen=True):
     port: int
     patience_s: float
     slurm_job: int
+    launcher: NodeId
 
 
 class Stream:
@@ -124,7 +125,7 @@ async def inherit(terms: Terms) -> Inherited:
                 head, port = await stand_ready(terms, stream, copy)
             finally:
                 copy.close()
-    return Inherited(head, port, bequest.patience_s, bequest.slurm_job)
+    return Inherited(head, port, bequest.patience_s, bequest.slurm_job, bequest.launcher)
 
 
 async def connect(session: aiohttp.ClientSession, url: str, context: ssl.SSLContext) -> aiohttp.ClientWebSocketResponse:

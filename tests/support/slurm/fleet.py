@@ -98,6 +98,31 @@ class SlurmFleet:
         found = self.until("its process", lambda: [one for one in self.ask("ranks")["ranks"] if one["rank"] == rank])
         return self.slurm.nodes[found[0]["node"]], int(found[0]["pid"])
 
+    # ------------------------------------------------------------ the head is lost
+
+    def copies(self) -> int:
+        """On how many other nodes the journal is, as the head says."""
+        log = at(self.head, f"{RUN_DIR}/logs/orchestrator.log")
+        told = [line for line in log.read_text().splitlines() if "settled: copies" in line] if log.exists() else []
+        return sum(f" {name}" in told[-1].partition("are on")[2].replace(",", "") for name in self.slurm.nodes if told)
+
+    def heir_that_acts(self) -> Path | None:
+        """The folder of an heir that has become head, as the test reaches it."""
+        for name, machine in self.slurm.nodes.items():
+            for found in at(machine, "/tmp").glob(f"torchrelay-*/*/{name}/heir/{ENDPOINT}") if machine.is_on else ():
+                return found.parent
+        return None
+
+    def end_without_launcher(self, folder: Path, head: Path, *, timeout_s: float = 120) -> Finished:
+        """Wait until the job has ended, although no batch script is there, and copy what its head has left."""
+        wait_until(
+            "the end of the Slurm job", lambda: self.job.state() not in ("RUNNING", "COMPLETING"), deadline_s=timeout_s
+        )
+        kept = folder / "run"
+        shutil.copytree(head, kept)
+        (kept / ENDPOINT).unlink()
+        return Finished(0, "", kept, read_digests(self.evidence))
+
     # ------------------------------------------------------------ end
 
     def end(self, folder: Path, *, timeout_s: float = 120) -> Finished:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from aiohttp import WSMsgType, web
+from msgspec import Struct
 
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.store.journal import JournalUnavailable, Unwritable
@@ -412,9 +413,15 @@ class HeirConnection:
         await self._socket.close(message=self._reason.encode()[:120])
 
 
-async def serve_heir(
-    request: web.Request, service: Orchestrator, run_dir: Path, slurm_job: int = 0
-) -> web.StreamResponse:
+class Estate(Struct, frozen=True):
+    """What an orchestrator has besides its journal. `slurm_job`: see `Bequest`; `launcher`, too."""
+
+    run_dir: Path
+    slurm_job: int = 0
+    launcher: NodeId = NodeId("")
+
+
+async def serve_heir(request: web.Request, service: Orchestrator, estate: Estate) -> web.StreamResponse:
     """One connection, from `Inherit` to its end. Whoever was not appointed gets nothing."""
     socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE, compress=False)
     await socket.prepare(request)
@@ -435,7 +442,7 @@ async def serve_heir(
     connection = HeirConnection(socket, request.transport, Place(said.node, said.copy))
     ending = asyncio.create_task(connection.end())
     try:
-        connection.bequeath(*bequest_of(service, run_dir, slurm_job))
+        connection.bequeath(*bequest_of(service, estate))
         heirs.join(connection, service.journal.part, said.key)
         async for raw in socket:
             if raw.type is not WSMsgType.BINARY:
@@ -455,15 +462,16 @@ async def serve_heir(
     return socket
 
 
-def bequest_of(service: Orchestrator, run_dir: Path, slurm_job: int) -> tuple[Bequest, bytes]:
+def bequest_of(service: Orchestrator, estate: Estate) -> tuple[Bequest, bytes]:
     """What an heir gets, and the journal as it is at this moment."""
     whole = service.journal.whole()
     bequest = Bequest(
-        passes={role.value: pass_of(run_dir, role).read_text() for role in Role},
-        launch=(run_dir / FILE).read_bytes(),
+        passes={role.value: pass_of(estate.run_dir, role).read_text() for role in Role},
+        launch=(estate.run_dir / FILE).read_bytes(),
         part=service.journal.part,
         size=len(whole),
         patience_s=service.patience_s,
-        slurm_job=slurm_job,
+        slurm_job=estate.slurm_job,
+        launcher=estate.launcher,
     )
     return bequest, whole

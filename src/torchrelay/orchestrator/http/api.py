@@ -35,7 +35,7 @@ from msgspec import Struct
 
 from torchrelay.api.endpoint import LOGS
 from torchrelay.api.shown import NetworkView, NodeNetwork, Status
-from torchrelay.orchestrator.core.agents import Sameness, serve_agent, serve_heir
+from torchrelay.orchestrator.core.agents import Estate, Sameness, serve_agent, serve_heir
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http import changes
 from torchrelay.orchestrator.http.answers import SERVICE, answer, job_of, refusal
@@ -69,7 +69,7 @@ KEEPALIVE_S = 5.0  # a comment on a silent event stream, so that both ends notic
 MAX_BODY = 1 << 20
 
 RUN_DIR: web.AppKey[Path] = web.AppKey("run_dir", Path)
-SLURM_JOB: web.AppKey[int] = web.AppKey("slurm_job", int)
+ESTATE: web.AppKey[Estate] = web.AppKey("estate", Estate)
 SAMENESS: web.AppKey[Sameness] = web.AppKey("sameness", Sameness)
 OUTPUT: web.AppKey[Output] = web.AppKey("output", Output)
 KNOWN = web.RequestKey("known", bool)  # whether the request has brought the token
@@ -88,7 +88,7 @@ def make_app(
     keys: Keys,
     strangers: Strangers | None = None,
     run_dir: Path | None = None,
-    slurm_job: int | None = None,
+    estate: Estate | None = None,
 ) -> web.Application:
     """The web application: operators' API and agents' channel behind one port.
 
@@ -109,9 +109,10 @@ def make_app(
     app = web.Application(middlewares=[guard], client_max_size=MAX_BODY)
     app[SERVICE] = service
     app[SAMENESS] = Sameness()
+    if estate is not None:
+        app[ESTATE] = estate
     if run_dir is not None:
         app[RUN_DIR] = run_dir
-        app[SLURM_JOB] = slurm_job or 0
         app[OUTPUT] = Output(run_dir / LOGS)
     app.add_routes(
         [
@@ -270,9 +271,9 @@ async def get_launch(request: web.Request) -> web.Response:
 
 
 async def get_heir(request: web.Request) -> web.StreamResponse:
-    if RUN_DIR not in request.app:
-        raise refusal(web.HTTPNotFound, "this orchestrator was not told what is to be run")
-    return await serve_heir(request, request.app[SERVICE], request.app[RUN_DIR], request.app[SLURM_JOB])
+    if ESTATE not in request.app:
+        raise refusal(web.HTTPNotFound, "nobody takes this orchestrator's place: its run is on one machine")
+    return await serve_heir(request, request.app[SERVICE], request.app[ESTATE])
 
 
 async def get_agent(request: web.Request) -> web.StreamResponse:

@@ -51,6 +51,7 @@ class Bequest(Struct, frozen=True, tag=True, kw_only=True):
     size: int
     patience_s: float
     slurm_job: int = 0
+    launcher: NodeId = NodeId("")  # the node on which `torchrelay run` was started
 
     def __repr__(self) -> str:
         return f"Bequest(part={self.part}, size={self.size})"  # secrets must not reach a log
