@@ -12,6 +12,7 @@ from tests.support.jobs import Finished, differences, wait_until
 from tests.support.machines.fleet import EVIDENCE, RUN_DIR, at
 from tests.support.machines.harness import Machines
 from tests.support.slurm.cluster import Slurm
+from tests.support.slurm.conf import Site
 from tests.support.slurm.fleet import SlurmFleet
 from tests.support.slurm.needs import needs_slurm
 from tests.support.twins import undisturbed
@@ -24,12 +25,17 @@ FLAGS = ["--spare-nodes", "1", "--nproc-per-node", "1"]
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[SlurmFleet]:
+def site() -> Site:
+    return Site()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, site: Site) -> Iterator[SlurmFleet]:
     """m1 controls; m2 to m6 compute: four ranks, and a spare node in the job or beside it."""
     evidence = tmp_path / "evidence"
     evidence.mkdir()
     evidence.chmod(0o777)
-    with Machines(6, shared={EVIDENCE: evidence}) as machines, Slurm(machines, tmp_path) as slurm:
+    with Machines(6, shared={EVIDENCE: evidence}) as machines, Slurm(machines, tmp_path, site=site) as slurm:
         yield SlurmFleet(slurm, evidence)
 
 
@@ -134,6 +140,8 @@ def all_given_back(fleet: SlurmFleet) -> bool:
     return [line for line in fleet.slurm.jobs() if "COMPLETING" not in line] == []
 
 
+# Slurm's own patience is five minutes. Without slurmdbd no comment is written any more once it has taken a node away.
+@pytest.mark.parametrize("site", [Site(lost_after_s=60)], ids=["patient"])
 def test_the_batch_node_loses_its_power_and_another_node_decides(fleet: SlurmFleet, tmp_path: Path) -> None:
     """With it the launcher, the orchestrator and a rank are lost. The job goes on, and is given back at its end."""
     begun(fleet, script=LONG)

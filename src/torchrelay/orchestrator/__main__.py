@@ -138,7 +138,7 @@ def prepare(run_dir: Path) -> None:
     be_brief()
 
 
-async def run(options: argparse.Namespace, head: Head | None = None) -> str:
+async def run(options: argparse.Namespace, head: Head | None = None, former: NodeId | None = None) -> str:
     """Serve until told to end. Returns who has taken over, if somebody has. Raises what keeps it from starting.
 
     `head`: what it is by the voters' will. Without that it asks them, if there are any.
@@ -149,11 +149,11 @@ async def run(options: argparse.Namespace, head: Head | None = None) -> str:
     while True:
         if head is None and options.heirs:
             head = await elected(options)
-        superseded, stuck = await act(options, head)
+        superseded, stuck = await act(options, head, former)
         if not stuck:
             return superseded
         log.warning("%s: asking for a lease anew", superseded)
-        head = None
+        head = former = None
 
 
 async def inherit_and_run(options: argparse.Namespace) -> str:
@@ -166,7 +166,7 @@ async def inherit_and_run(options: argparse.Namespace) -> str:
     options.port, options.patience, options.slurm = found.port, found.patience_s, found.slurm_job or None
     options.launcher = found.launcher
     write_copy_name(options.run_dir, options.heir)
-    return await run(options, found.head)
+    return await run(options, found.head, found.former)
 
 
 async def elected(options: argparse.Namespace) -> Head | None:
@@ -185,13 +185,13 @@ async def elected(options: argparse.Namespace) -> Head | None:
         raise port_taken(options, error) from error
 
 
-async def act(options: argparse.Namespace, head: Head | None) -> tuple[str, bool]:
+async def act(options: argparse.Namespace, head: Head | None, former: NodeId | None) -> tuple[str, bool]:
     """Serve until told to end. Returns who has taken over, and whether it is only the lease that is over."""
     run_dir: Path = options.run_dir
     name = options.journal or known_name(run_dir)
     lease = None if head is None else head.settled.lease
     with contextlib.closing(Journal(run_dir / JOURNAL, take_over=options.take_over, name=name, lease=lease)) as journal:
-        heirs = heirs_of(options, journal, head) if options.heirs else None
+        heirs = heirs_of(options, journal, head, former) if options.heirs else None
         service = Orchestrator(journal, patience_s=options.patience, kept=options.kept, heirs=heirs)
         look_for_freezes(service, run_dir)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -222,14 +222,14 @@ async def act(options: argparse.Namespace, head: Head | None) -> tuple[str, bool
         return service.superseded, heirs is not None and bool(heirs.stuck)
 
 
-def heirs_of(options: argparse.Namespace, journal: Journal, head: Head | None) -> Heirs:
+def heirs_of(options: argparse.Namespace, journal: Journal, head: Head | None, former: NodeId | None) -> Heirs:
     """What this head does for its own loss."""
     if head is None:
         head = first(CopyPlace(NodeId(options.node), own_copy(options.run_dir)), journal.lease)
     else:
         journal.keep_succession(KeptSuccession(head.settled, settled=True))
     now_s = asyncio.get_running_loop().time
-    return Heirs(head, journal, node=NodeId(options.node) if options.node else None, now_s=now_s)
+    return Heirs(head, journal, node=NodeId(options.node) if options.node else None, now_s=now_s, former=former)
 
 
 def known_name(run_dir: Path) -> str:

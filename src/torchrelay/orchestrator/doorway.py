@@ -26,6 +26,7 @@ from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.door import Door, Strangers
 from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.orchestrator.store.parts import KeptSuccession
+from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.succession.candidate import Candidacy, Elected, Excluded, hear_answer, judge, stand
 from torchrelay.protocol.succession.head import Head, hear_noted, take_office
 from torchrelay.protocol.succession.succession import Place, Succession, VoterId, is_majority
@@ -73,6 +74,7 @@ class Doorway:
         self._excluded: Succession | None = None
         self._sending: set[asyncio.Task[None]] = set()
         self.follows = False  # whether a head is heard
+        self.former: NodeId | None = None  # the node of the head whose place it has taken
 
     def listens_at(self, url: str) -> None:
         """Where it will be reached when it is head."""
@@ -170,6 +172,7 @@ class Doorway:
             case Elected(base, settled):
                 self._head = take_office(self._place, self._candidacy.lease, base, settled=settled)
                 assert self._head.proposed is not None, "it begins with a proposal"
+                self.former = base.head.node if base.head.copy != self._place.copy else None
                 self._known = KeptSuccession(self._head.proposed, settled=False)
                 self._ask_all(Note(self._head.proposed))
                 self._changed.set()

@@ -54,6 +54,7 @@ class Inherited(Struct, frozen=True):
     """What it needs to act."""
 
     head: Head
+    former: NodeId | None  # the node of the head that was lost
     port: int
     patience_s: float
     slurm_job: int
@@ -122,10 +123,10 @@ async def inherit(terms: Terms) -> Inherited:
             settle(bequest, terms.run_dir)
             copy = Copy(terms.run_dir / JOURNAL, whole, bequest.part)
             try:
-                head, port = await stand_ready(terms, stream, copy)
+                head, former, port = await stand_ready(terms, stream, copy)
             finally:
                 copy.close()
-    return Inherited(head, port, bequest.patience_s, bequest.slurm_job, bequest.launcher)
+    return Inherited(head, former, port, bequest.patience_s, bequest.slurm_job, bequest.launcher)
 
 
 async def connect(session: aiohttp.ClientSession, url: str, context: ssl.SSLContext) -> aiohttp.ClientWebSocketResponse:
@@ -156,8 +157,8 @@ def settle(bequest: Bequest, run_dir: Path) -> None:
     path.write_bytes(bequest.launch)
 
 
-async def stand_ready(terms: Terms, stream: Stream, copy: Copy) -> tuple[Head, int]:
-    """Follow the head, and wait in the doorway to become it. Returns also on which port this one listens."""
+async def stand_ready(terms: Terms, stream: Stream, copy: Copy) -> tuple[Head, NodeId | None, int]:
+    """Follow the head, and wait in the doorway to become it. Returns whose place it has taken, and its port, too."""
     known = copy.succession()
     if known is None:
         raise WireError("the journal that came does not say who may take its place")
@@ -171,7 +172,8 @@ async def stand_ready(terms: Terms, stream: Stream, copy: Copy) -> tuple[Head, i
         await stream.say(Holds(part=copy.part, url=url_of(terms.host, port)))
         following = asyncio.create_task(follow(stream, copy, doorway))
         try:
-            return await doorway.wait(FORSAKEN_S), port
+            head = await doorway.wait(FORSAKEN_S)
+            return head, doorway.former, port
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)

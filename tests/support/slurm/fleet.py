@@ -115,9 +115,7 @@ class SlurmFleet:
 
     def end_without_launcher(self, folder: Path, head: Path, *, timeout_s: float = 120) -> Finished:
         """Wait until the job has ended, although no batch script is there, and copy what its head has left."""
-        wait_until(
-            "the end of the Slurm job", lambda: self.job.state() not in ("RUNNING", "COMPLETING"), deadline_s=timeout_s
-        )
+        wait_until("the end of the Slurm job", lambda: self.job.state() != "RUNNING", deadline_s=timeout_s)
         kept = folder / "run"
         shutil.copytree(head, kept)
         (kept / ENDPOINT).unlink()

@@ -62,10 +62,22 @@ class Appointed(Struct, frozen=True):
 
 
 class Heirs:
-    """Of one head. `node`: its own, if it is one of the run's. `now_s`: a clock that never goes back."""
+    """Of one head. `node`: its own, if it is one of the run's. `now_s`: a clock that never goes back.
 
-    def __init__(self, head: Head, journal: Journal, *, node: NodeId | None, now_s: Callable[[], float]) -> None:
+    `former`: the node of the head whose place this one has taken. Nobody need wait for that node to come back first.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        journal: Journal,
+        *,
+        node: NodeId | None,
+        now_s: Callable[[], float],
+        former: NodeId | None = None,
+    ) -> None:
         self.head = head
+        self.former = former
         self.stuck = ""  # why this lease cannot go on: voters have promised a higher one
         self._journal = journal
         self._node = node

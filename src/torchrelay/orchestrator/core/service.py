@@ -341,7 +341,9 @@ class Orchestrator:
 
     def _agents_are_back(self) -> bool:
         """Whether every node that should be there is, or has had its time to come back."""
-        missing = [name for name, node in self.cluster.nodes.items() if node.alive and name not in self.connections]
+        former = None if self.heirs is None else self.heirs.former
+        expected = [name for name, node in self.cluster.nodes.items() if node.alive and name != former]
+        missing = [name for name in expected if name not in self.connections]
         late = asyncio.get_running_loop().time() - self._held_since_s >= RETURN_S
         if missing and late:
             log.warning("%s did not come back within %g s: time goes on", ", ".join(sorted(missing)), RETURN_S)
