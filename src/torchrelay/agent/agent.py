@@ -340,6 +340,7 @@ class Agent:
             tls=None if self.site.held is None else client_context(self.site.held),
             vote=None if self._voting is None else self._voting.hear,
             found=self._whereabouts.found,
+            silent=self._whereabouts.silent,
             may_move=lambda: self._whereabouts.may_move,
         )
 

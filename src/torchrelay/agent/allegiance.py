@@ -132,8 +132,8 @@ def one_of(seen: WorkerSeen, sample: Sample | None) -> Lone:
 # An agent's part when the head's node is lost; see `protocol.succession`.
 
 BALLOT = "ballot"  # in the node's folder
-# Without a word from the head it is looked for where it was for so long: it may be started again there.
-PATIENCE_S = 2.0
+# One that has ended is looked for where it was for so long: it is started again there, unless its machine is silent.
+PATIENCE_S = 6.0
 
 
 class Kept(Struct, frozen=True):
@@ -201,8 +201,8 @@ class Voting:
 class Whereabouts:
     """Where the head may be. `given`: where it was first. `now_s`: the loop's time.
 
-    As long as nobody else is known to have its journal, that is where it was last. Else each of these is tried in
-    turn when it has been away for `PATIENCE_S`: whoever of them becomes head needs us there.
+    As long as nobody else is known to have its journal, that is where it was last. Else each of these is tried in turn
+    when its machine is silent, or it has been away for `PATIENCE_S`: whoever of them becomes head needs us there.
     """
 
     def __init__(
@@ -213,6 +213,7 @@ class Whereabouts:
         self._now_s = now_s
         self._away_since_s: float | None = None
         self._tried = 0
+        self._silent = False
         self.here = ""  # where it was looked for last
 
     @property
@@ -223,7 +224,11 @@ class Whereabouts:
 
     def found(self) -> None:
         """It was where it was looked for."""
-        self._away_since_s, self._tried = None, 0
+        self._away_since_s, self._tried, self._silent = None, 0, False
+
+    def silent(self) -> None:
+        """There was no answer at all: neither it, nor its machine."""
+        self._silent = True
 
     def next(self) -> str:
         """Where to try now."""
@@ -236,7 +241,8 @@ class Whereabouts:
             return self._given()
         if self._away_since_s is None:
             self._away_since_s = self._now_s()
-        if not noted.heirs or self._now_s() - self._away_since_s < PATIENCE_S:
+        waits = not self._silent and self._now_s() - self._away_since_s < PATIENCE_S
+        if waits or not noted.heirs:
             return noted.head.url
         urls = [place.url for place in (*noted.heirs, noted.head)]
         self._tried += 1

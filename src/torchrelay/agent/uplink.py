@@ -7,7 +7,8 @@ import logging
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import aiohttp
@@ -112,6 +113,7 @@ class Uplink:
     tls         what is shown to it, and asked of it, at an https URL
     vote        answers a head that proposes, and a candidate that asks; None: this agent is no voter
     found       is called when an orchestrator has welcomed us
+    silent      is called when nothing came back from where an orchestrator may be
     may_move    whether another orchestrator may take this one's place
     """
 
@@ -128,10 +130,12 @@ class Uplink:
         tls: ssl.SSLContext | None = None,
         vote: Callable[[Note | Ask], Vote] | None = None,
         found: Callable[[], None] = lambda: None,
+        silent: Callable[[], None] = lambda: None,
         may_move: Callable[[], bool] = lambda: False,
     ) -> None:
         self._vote = vote
         self._found = found
+        self._silent = silent
         self._may_move = may_move
         self._votes: deque[Vote] = deque()
         self._where = where
@@ -233,7 +237,7 @@ class Uplink:
         """One connection, from its beginning to its end. Always raises in the end."""
         headers = {"Authorization": f"Bearer {self._token()}"}
         try:
-            async with asyncio.timeout(HURRIED_S if self._may_move() else HANDSHAKE_S):
+            async with self._answering(HURRIED_S if self._may_move() else HANDSHAKE_S):
                 socket = await session.ws_connect(
                     url,
                     headers=headers,
@@ -266,6 +270,16 @@ class Uplink:
             self._output = deque(frame for frame in self._output if frame.upto.log not in came)
             self._on_message(first)
             await self._talk(socket)
+
+    @asynccontextmanager
+    async def _answering(self, limit_s: float) -> AsyncIterator[None]:
+        """Whoever does not answer within this time is silent. Raises TimeoutError."""
+        try:
+            async with asyncio.timeout(limit_s):
+                yield
+        except TimeoutError:
+            self._silent()
+            raise
 
     async def _wait_at_the_door(self, socket: aiohttp.ClientWebSocketResponse) -> ToAgent:
         """The first message that is no question of a candidate, or of a head that has not begun to act."""

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import math
 import signal
 import sys
 from pathlib import Path
@@ -24,7 +23,7 @@ from torchrelay.orchestrator.core.agents import Estate
 from torchrelay.orchestrator.core.heirs import Heirs
 from torchrelay.orchestrator.core.rules import all_ended, other_rules
 from torchrelay.orchestrator.core.service import Orchestrator
-from torchrelay.orchestrator.doorway import Doorway, at_the_door, look_for_another, url_of
+from torchrelay.orchestrator.doorway import Doorway, at_the_door, look_for_another, url_of, wait_or_give_way
 from torchrelay.orchestrator.doorway import Superseded as Excluded
 from torchrelay.orchestrator.heir import NoBequest, Terms, inherit
 from torchrelay.orchestrator.http.api import make_app
@@ -180,7 +179,7 @@ async def elected(options: argparse.Namespace) -> Head | None:
     doorway = Doorway(place, known)
     try:
         async with at_the_door(doorway, options.run_dir, options.host, options.port, options.advertise) as options.port:
-            return await doorway.wait(math.inf)
+            return await wait_or_give_way(doorway, known, options.run_dir)
     except OSError as error:
         raise port_taken(options, error) from error
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -287,6 +288,25 @@ async def look_for_another(service: Orchestrator, run_dir: Path) -> None:
                 if lease > service.journal.lease:
                     write_endpoint(run_dir, Endpoint(url=place.url, pid=0, journal=service.journal.name))
                     service.give_way(f"the orchestrator on {place.node} acts now (lease {lease}), at {place.url}")
+
+
+async def wait_or_give_way(doorway: Doorway, known: KeptSuccession, run_dir: Path) -> Head:
+    """As `Doorway.wait`, for a head that was started again: an heir may have become head meanwhile, and be asked."""
+    waiting = asyncio.create_task(doorway.wait(math.inf))
+    held = pass_of(run_dir, Role.OPERATOR)
+    context, token = client_context(held), read_pass(held).token
+    limits = aiohttp.ClientTimeout(total=LOOK_S)
+    try:
+        async with aiohttp.ClientSession(timeout=limits, headers={"Authorization": f"Bearer {token}"}) as session:
+            while not (await asyncio.wait((waiting,), timeout=LOOK_S))[0]:
+                for place in known.succession.heirs:
+                    lease = await lease_at(session, place.url, context)
+                    if lease > known.succession.lease:
+                        raise Superseded(Succession(lease=lease, version=0, head=place))
+        return waiting.result()
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
 async def lease_at(session: aiohttp.ClientSession, url: str, context: ssl.SSLContext) -> int:
