@@ -35,3 +35,11 @@ def may_leave(copying: Copying, head: Head) -> int:
     if not head.acts:
         return 0
     return min((copying.held.get(place.copy, 0) for place in head.needed), default=copying.written)
+
+
+def may_be_told(copying: Copying, head: Head, part: int) -> bool:
+    """Whether voters may hear of a proposal that stands in this part of the journal.
+
+    All of its heirs have that part then. So they know of it, and have what had left before they were needed.
+    """
+    return all(copying.held.get(place.copy, 0) >= part for place in head.newest.heirs)
