@@ -8,7 +8,7 @@ from tests.support.succession_world import Copy, State, Violation, World
 from torchrelay.protocol.succession import candidate as standing
 from torchrelay.protocol.succession import head as heads
 from torchrelay.protocol.succession import voter as voting
-from torchrelay.protocol.succession.candidate import Elected
+from torchrelay.protocol.succession.candidate import Elected, Excluded
 from torchrelay.protocol.succession.succession import Succession, VoterId, is_majority
 from torchrelay.protocol.succession.voter import Ballot
 
@@ -27,7 +27,7 @@ class Live:
         settled = self.settled(world, state)
         copies = dict(zip(state.copies, map(world.copy.things.__getitem__, state.copies), strict=True))
         for number, copy in copies.items():
-            if settled.has_copy(copy.place.copy):
+            if settled.has_copy(copy.place.copy) and knows_whom_to_ask(copy, settled):
                 if not self.leads(world, state, number, world.voters):
                     raise Violation(f"{copy.place.copy} cannot become head, although all voters are there")
                 lacking = {(lease, world.lease_of(state, lease).left) for lease in with_effects(world, state)}
@@ -61,6 +61,11 @@ class Live:
         return self._leads[key]
 
 
+def knows_whom_to_ask(copy: Copy, settled: Succession) -> bool:
+    """An heir of a head that was alone does not, until it has heard of the first voters."""
+    return copy.known is not None and (copy.known.voters != () or copy.place == settled.head)
+
+
 def with_effects(world: World, state: State) -> list[int]:
     return [lease for lease in range(1, world.leases + 1) if world.lease.things[state.leases[lease - 1]] is not None]
 
@@ -85,6 +90,8 @@ def becomes_head(copy: Copy, ballots: Ballots, *, heard: int) -> bool:
     answered: set[VoterId] = set()
     while waiting := sorted(standing.asked(candidacy) & ballots.keys() - answered):
         for name in waiting:
+            if isinstance(standing.judge(candidacy), Excluded):
+                return False  # it asks nobody else
             ballots[name], granted = voting.promise(ballots[name], candidacy.lease, copy.place.copy)
             candidacy = standing.hear_answer(candidacy, name, ballots[name], granted=granted)
             answered.add(name)

@@ -50,7 +50,7 @@ class Copy(NamedTuple):
     holds   how many parts of that lease it has
     before  the parts of earlier leases that it has; None: nobody has begun to copy to it
     asked   the lease that it has asked for last
-    head    if it is one: what it has proposed, the copies it knows of, and the part in which its proposal stands
+    head    if it is one: what it has proposed, and how far it knows other copies to be
     """
 
     place: Place
@@ -59,7 +59,7 @@ class Copy(NamedTuple):
     before: frozenset[Part] | None = None
     known: Succession | None = None
     asked: int = 0
-    head: tuple[Head, tuple[tuple[CopyId, int], ...], int] | None = None
+    head: tuple[Head, tuple[tuple[CopyId, int], ...]] | None = None
 
     @property
     def parts(self) -> frozenset[Part]:
@@ -115,6 +115,7 @@ class World:
     leases    the highest
     parts     how many parts a head writes beside its proposals
     versions  how many of them it proposes
+    standing  who becomes a candidate; nobody is named: all
     """
 
     voters: tuple[VoterId, ...] = (A, B, C)
@@ -124,8 +125,9 @@ class World:
     leases: int = 3
     parts: int = 1
     versions: int = 2
+    standing: tuple[Place, ...] = ()
     tells_settled: bool = True
-    # Whether a proposal waits until its heirs know of it: a test lets it not wait, to see that it must.
+    # Whether a head waits until new heirs have what has left: a test lets it not wait, to see that it must.
     waits: bool = True
 
     voter: Numbers[Voter] = made_by(default_factory=Numbers)
@@ -153,7 +155,7 @@ class World:
             Copy(place, 1, 0, frozenset(), settled) if settled.has_copy(place.copy) else Copy(place)
             for place in self.places
         ]
-        made[0] = made[0]._replace(head=(head, (), 0))
+        made[0] = made[0]._replace(head=(head, ()))
         first = Lease(H.copy, frozenset(), acted=True)
         return State(
             tuple(self.voter.of(knows if name in voters else Voter()) for name in self.voters),
@@ -168,7 +170,7 @@ class World:
     def following(self, state: State) -> Iterator[State]:
         """All states that one happening makes of this one."""
         for index in range(len(state.copies)):
-            for happening in (self.stand, self.be_elected, self.hear_noted, self.write, self.propose, self.tell):
+            for happening in (self.stand, self.be_elected, self.hear_noted, self.write, self.propose):
                 yield from happening(state, index)
             for copied in (self.take_in, self.hear_held, self.begin_copy):
                 yield from copied(state, index)
@@ -192,10 +194,12 @@ class World:
     def stand(self, state: State, index: int) -> Iterator[State]:
         """An heir becomes a candidate, or a head or candidate that was started again."""
         copy = self.copy.things[state.copies[index]]
-        if copy.known is None:
+        if copy.known is None or (self.standing and copy.place not in self.standing):
             return
-        for heard in range(max(copy.known.lease, copy.asked), self.leases):
+        for heard in range(copy.known.lease, self.leases):
             lease = standing.stand(copy.place, copy.known, heard=heard).lease
+            if lease == copy.asked and copy.head is None:
+                continue
             wanted = self.wanted.things[state.wanted] | {(lease, copy.place.copy)}
             yield self.put(state, index, copy._replace(asked=lease, head=None), wanted=self.wanted.of(wanted))
 
@@ -226,7 +230,7 @@ class World:
         if self.lease.things[state.leases[copy.asked - 1]] is not None:
             raise Violation(f"two are elected under lease {copy.asked}")
         head = heads.take_office(copy.place, copy.asked, base)
-        made = Copy(copy.place, copy.asked, 0, copy.parts, head.newest, copy.asked, (head, (), 0))
+        made = Copy(copy.place, copy.asked, 0, copy.parts, head.newest, copy.asked, (head, ()))
         lease = Lease(copy.place.copy, copy.parts)
         told = self.told.of(self.told.things[state.told] | {head.newest})
         after = self.put(state, index, made, leases=self.put_lease(state, copy.asked, lease), told=told)
@@ -254,7 +258,7 @@ class World:
             return
         acted = copy.head[0].acts
         told = self.told.things[state.told] | ({head.settled} if self.tells_settled else set())
-        made = copy._replace(known=head.settled, head=(head, copy.head[1], 0))
+        made = copy._replace(known=head.settled, head=(head, copy.head[1]))
         after = self.put(state, index, made, told=self.told.of(told))
         yield self.leave(after if acted else self.act(after, copy.source), index)
 
@@ -276,33 +280,21 @@ class World:
         copy = self.copy.things[state.copies[index]]
         if copy.head is None or not copy.head[0].acts:
             return
-        head, heard, _ = copy.head
+        head, heard = copy.head
         if head.settled.version > self.versions:
             return
-        there = {
-            each.place.copy for each in map(self.copy.things.__getitem__, state.copies) if each.source == copy.source
-        }
         for heirs, voters in self.changes:
-            if all(place.copy in there and place != copy.place for place in heirs):
-                after = heads.propose(head, heirs, voters)
-                if after is not head:
-                    made = copy._replace(known=after.newest, head=(after, heard, copy.holds + 1))
-                    yield self.append(state, index, made, after.newest)
+            if copy.place in heirs or (self.waits and not copies.may_be_heirs(self.copying(copy), head, heirs)):
+                continue
+            after = heads.propose(head, heirs, voters)
+            if after is not head:
+                told = self.told.of(self.told.things[state.told] | {after.newest})
+                made = copy._replace(known=after.newest, head=(after, heard))
+                yield self.append(state, index, made, after.newest)._replace(told=told)
 
     def copying(self, copy: Copy) -> Copying:
         assert copy.head is not None
         return Copying(written=copy.holds, held=dict(copy.head[1]))
-
-    def tell(self, state: State, index: int) -> Iterator[State]:
-        """A head asks voters to note its proposal."""
-        copy = self.copy.things[state.copies[index]]
-        if copy.head is None or copy.head[0].proposed is None or copy.head[2] == 0:
-            return
-        told = self.told.things[state.told]
-        if copy.head[0].newest in told:
-            return
-        if not self.waits or copies.may_be_told(self.copying(copy), copy.head[0], copy.head[2]):
-            yield state._replace(told=self.told.of(told | {copy.head[0].newest}))
 
     def take_in(self, state: State, index: int) -> Iterator[State]:
         """A copy gets the next part."""
@@ -325,11 +317,9 @@ class World:
         for other in map(self.copy.things.__getitem__, state.copies):
             if other.source == copy.source and other.place != copy.place:
                 held = copies.hear_held(self.copying(copy), other.place.copy, other.holds).held
-                heard = tuple(sorted((name, part) for name, part in held.items() if part))
+                heard = tuple(sorted(held.items()))
                 if heard != copy.head[1]:
-                    yield self.leave(
-                        self.put(state, index, copy._replace(head=(copy.head[0], heard, copy.head[2]))), index
-                    )
+                    yield self.leave(self.put(state, index, copy._replace(head=(copy.head[0], heard))), index)
 
     def leave(self, state: State, index: int) -> State:
         """All that may leave a head leaves it at once: who lacks a part that is still kept will not have it later."""

@@ -89,7 +89,18 @@ def test_an_heir_that_was_dropped_is_excluded() -> None:
     voters = three()
     newer = propose(acting(), (Y,), ABC).newest
     voters.note(as_settled(newer), C)
-    assert judge(voters.answer(stand(X, SETTLED), C)) == Excluded(as_settled(newer)), "one that knows is enough"
+    candidacy = voters.answer(stand(X, SETTLED), C)
+    assert judge(candidacy) == Waiting(), "something newer may be settled, and name it"
+    assert judge(voters.answer(candidacy, A)) == Excluded(as_settled(newer))
+
+
+def test_an_heir_that_knows_only_what_came_before_it_asks_the_voters() -> None:
+    voters = three()
+    newer = propose(acting(), (X, Y, Z), ABC).newest
+    voters.note(newer, A, B)
+    candidacy = stand(Z, SETTLED)
+    assert judge(candidacy) == Waiting()
+    assert base_of(voters.answer(candidacy, A, B)) == as_settled(newer)
 
 
 def test_an_heir_that_may_have_been_dropped_waits() -> None:
@@ -188,7 +199,7 @@ def test_a_head_without_voters_and_its_heir_do_not_act_both() -> None:
     assert elected(voters.answer(stand(H, proposed), A, B)).acts
     heir = voters.answer(stand(X, proposed, heard=2), A, C)
     assert judge(heir) == Waiting()
-    assert judge(voters.answer(heir, B)) == Excluded(first(H, 1).newest)
+    assert judge(voters.answer(heir, B)) == Waiting(), "it goes on without voters: nobody can tell"
 
 
 def test_the_first_heir_becomes_head_when_enough_have_noted_it() -> None:

@@ -22,7 +22,7 @@ from tests.support.succession import (
     three,
 )
 from torchrelay.protocol.succession.candidate import stand
-from torchrelay.protocol.succession.copying import Copying, forget, hear_held, may_be_told, may_leave
+from torchrelay.protocol.succession.copying import Copying, forget, hear_held, may_be_heirs, may_leave
 from torchrelay.protocol.succession.head import Head, first, hear_noted, propose, take_office
 from torchrelay.protocol.succession.succession import CopyId, Succession, as_settled, is_majority, may_be_majority
 from torchrelay.protocol.succession.voter import Ballot, note, promise
@@ -300,14 +300,24 @@ def test_an_heir_that_is_dropped_counts_until_that_is_settled() -> None:
     assert may_leave(copied(x=3, y=6), three().settle(head, A, B)) == 6
 
 
-def test_voters_hear_of_an_heir_that_has_the_proposal_and_so_all_that_has_left() -> None:
-    head = propose(acting(), (Y, Z), ABC)
-    assert not may_be_told(copied(x=9, y=9, z=4), head, 5)
-    assert not may_be_told(copied(x=9, y=9), head, 1)
-    assert may_be_told(copied(y=9, z=5), head, 5), "x is to be dropped"
+def test_who_lacks_what_has_left_cannot_be_an_heir() -> None:
+    copying = copied(x=7, y=6, z=5)
+    assert not may_be_heirs(copying, acting(), (Y, Z)), "part 6 may have left"
+    assert may_be_heirs(hear_held(copying, Z.copy, 6), acting(), (Y, Z))
+    assert not may_be_heirs(copied(x=0, y=0), acting(), (X, Z)), "nothing was heard from z"
+    assert may_be_heirs(copied(x=0, y=0, z=0), acting(), (X, Z))
+
+
+def test_who_becomes_an_heir_of_a_head_without_any_has_all() -> None:
+    assert not may_be_heirs(copied(x=8), first(H, 1), (X,))
+    assert may_be_heirs(copied(x=9), first(H, 1), (X,))
+    assert may_be_heirs(copied(), first(H, 1), ())
+
+
+def test_heirs_that_are_silent_can_be_dropped() -> None:
+    assert may_be_heirs(copied(x=3), acting(), ())
+    assert may_be_heirs(copied(x=3), acting(), (X,))
 
 
 def test_a_new_head_has_no_heirs_as_they_lack_its_copy() -> None:
-    head = take_office(X, 2, SETTLED)
-    assert head.newest.heirs == ()
-    assert may_be_told(copied(), head, 1)
+    assert take_office(X, 2, SETTLED).newest.heirs == ()

@@ -59,7 +59,7 @@ class Candidacy(Struct, frozen=True, kw_only=True):
 
 
 def stand(place: Place, known: Succession, *, heard: int = 0) -> Candidacy:
-    """Ask for a lease that is higher than all that were heard of. `heard`: the last that it asked for, at least."""
+    """Ask for a lease that is higher than all that were heard of. `heard`: from voters, and what it asked for."""
     heard = max(known.lease, heard)
     return Candidacy(place=place, lease=heard + 1, known=known, heard=heard)
 
@@ -91,12 +91,13 @@ def judge(candidacy: Candidacy) -> Verdict:
 def judge_by(candidacy: Candidacy, succession: Succession) -> Verdict:
     """What has come of it, if this is the newest that may be settled."""
     copy = candidacy.place.copy
-    if not succession.has_copy(copy):
-        return Excluded(succession) if succession.base is None else Waiting()
     if () in succession.groups and succession.head.copy != copy:
         return Waiting()  # a head without voters asks nobody when it goes on: an heir must know that it will not
-    enough = all(is_majority(candidacy.promises, group) for group in succession.groups)
-    return Elected(succession) if enough else Waiting()
+    if not all(is_majority(candidacy.promises, group) for group in succession.groups):
+        return Waiting()
+    if succession.has_copy(copy):
+        return Elected(succession)
+    return Excluded(succession) if succession.base is None else Waiting()
 
 
 def seen_by(candidacy: Candidacy) -> list[Succession]:

@@ -57,7 +57,10 @@ def take_office(place: Place, lease: int, base: Succession) -> Head:
 
 
 def propose(head: Head, heirs: tuple[Place, ...], voters: tuple[VoterId, ...]) -> Head:
-    """Change heirs or voters. An open proposal is finished first; a proposal of what is so is none."""
+    """Change heirs or voters. An open proposal is finished first; a proposal of what is so is none.
+
+    New heirs have all that has left: see `copying.may_be_heirs`.
+    """
     assert voters or not heirs, "heirs need voters: without any, each of them could become head at once"
     now = head.settled
     if head.proposed is not None or (heirs, voters) == (now.heirs, now.voters):

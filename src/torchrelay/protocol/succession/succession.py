@@ -20,9 +20,9 @@ What must always be true, whatever is lost, late, repeated, or split from the ot
 3. When somebody has become head, nothing leaves a head with a lower lease any more, except for what all of its heirs
    had, and so the new head has as well.
 
-It holds as long as nobody forgets. On a disk must be, before anybody else hears of it: what a voter notes or promises,
-what a head proposes, and the lease that a candidate asks for. Under a lower lease than that, its copy takes in nothing
-any more. A voter or a copy that may have forgotten goes by another name.
+It holds as long as nobody forgets. What a voter notes or promises, and what a head proposes, is on a disk before
+anybody else hears of it. From its first proposal on, the copy of a head takes in nothing that is written under a lower
+lease. A voter or a copy that may have forgotten goes by another name.
 
 This is primary and backups with a reconfiguration by majorities: Lamport, Malkhi and Zhou, "Vertical Paxos and
 Primary-Backup Replication" (2009).
