@@ -25,6 +25,7 @@ from torchrelay.api.endpoint import Endpoint, write_endpoint
 from torchrelay.orchestrator.core.agents import ATTACH_S, refuse
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.door import Door, Strangers
+from torchrelay.orchestrator.http.following import not_the_head
 from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.orchestrator.store.parts import KeptSuccession
 from torchrelay.protocol.messages.ids import NodeId
@@ -194,8 +195,7 @@ class Doorway:
                 keys.complain(request, refused[1])
                 raise refused[0](text=refused[1])
             if request.path != AGENT_PATH:
-                known = self._known.succession.head
-                raise web.HTTPServiceUnavailable(text=f"not the head: it was on {known.node}, at {known.url}")
+                raise not_the_head(self._known.succession)
             return await self._greet(request)
 
         app = web.Application()

@@ -483,6 +483,11 @@ class Orchestrator:
         """Whether the service has ended."""
         return self._ended.is_set()
 
+    @property
+    def leaving(self) -> bool:
+        """Whether it ends together with its agents: the run is over."""
+        return self._leave_at_s is not None
+
     def end(self) -> None:
         """Stop serving. Training goes on if the agents were not told to shut down."""
         self._disconnect("the orchestrator ends")
