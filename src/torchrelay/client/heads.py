@@ -27,7 +27,7 @@ from torchrelay.wire.trust.passes import Role, client_context
 
 HEAD_PATH = "/v1/head"
 ASK_S = 2.0  # how long one may take to answer
-LOOK_S = 2.0  # between two looks
+LOOK_S = 1.0  # between two looks
 HOPS = 3  # answers that point elsewhere, one after the other, in one look
 MOST = 8  # places that are asked in one look
 MOST_ANSWER = 64 << 10

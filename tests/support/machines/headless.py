@@ -79,8 +79,8 @@ def begun(fleet: Headless, script: Sequence[str]) -> None:
     fleet.until_steps(4)
 
 
-def settled_on(fleet: Headless) -> list[str]:
-    """The nodes that have copies of the journal, as the head says."""
-    log = at(fleet.head, "/tmp/run/logs/orchestrator.log").read_text()
-    told = [line for line in log.splitlines() if "settled: copies" in line]
+def settled_on(fleet: Headless, by: str = "") -> list[str]:
+    """The nodes that have copies of the journal, as the head says: the launcher's, or one `by` this node."""
+    logs = fleet.heirs()[by] if by else at(fleet.head, "/tmp/run")
+    told = [line for line in (logs / "logs" / "orchestrator.log").read_text().splitlines() if "settled: copies" in line]
     return [name for name in OTHERS if told and f" {name}" in told[-1].partition("are on")[2].replace(";", ",")]

@@ -48,7 +48,7 @@ async def get_head(request: web.Request) -> web.Response:
     run_dir = str(request.app[RUN_DIR].absolute()) if RUN_DIR in request.app else ""
     if service.heirs is None:
         return answer(Head(acts=True, node="", url="", lease=service.journal.lease, run_dir=run_dir))
-    return answer(msgspec.structs.replace(head_in(service.heirs.head.settled), acts=True, run_dir=run_dir))
+    return answer(msgspec.structs.replace(head_in(service.heirs.head.newest), acts=True, run_dir=run_dir))
 
 
 def head_in(known: Succession) -> Head:
