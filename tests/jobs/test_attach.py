@@ -117,19 +117,30 @@ def test_on_a_node_it_needs_no_words_ctrl_c_leaves_the_job_and_the_scripts_code_
     assert "the run ended at" in fleet.heard(3)
 
 
-def test_a_launcher_that_was_cut_off_goes_on_following_where_the_orchestrator_is_by_now(fleet: Headless) -> None:
-    begun(fleet, SCRIPT)
+def test_a_launcher_that_was_cut_off_follows_the_orchestrator_elsewhere_and_when_that_is_lost_the_next(
+    fleet: Headless,
+) -> None:
+    script = faulty("--steps", "450", "--pace", "0.1")
+    begun(fleet, script)
     fleet.head.cut_link()
-    (head,) = wait_until("another head", fleet.heads, deadline_s=40)
-    wait_until("it trains", lambda: len(steps_in_logs(fleet, head).get(0, ())) > 10, deadline_s=40)
+    (first,) = wait_until("another head", fleet.heads, deadline_s=40)
+    wait_until("it trains", lambda: len(steps_in_logs(fleet, first).get(0, ())) > 10, deadline_s=40)
     fleet.head.mend_link()
-    fleet.until("its word", lambda: f"the orchestrator on {head} acts now" in fleet.said(), deadline_s=40)
+    fleet.until("its word", lambda: f"the orchestrator on {first} acts now" in fleet.said(), deadline_s=40)
+    wait_until("copies elsewhere", lambda: len(settled_on(fleet, first)) == 2, deadline_s=40)
+    time.sleep(3)  # it has heard where they are
+    before = steps_in_logs(fleet, first)
+    fleet.machines[first].cut_power()
     done = fleet.end()
     assert done.code == 0, done.output
     assert each_once(done.output)
-    assert "[0] step 300 " in done.output
-    told, there = printed(done.output), steps_in_logs(fleet, head)
-    assert all(set(steps) <= set(told[rank]) for rank, steps in there.items()), "no line of the head's is missing"
-    assert re.search(r"faulty ended with 0 after 300 steps", done.output), done.output
+    assert "[0] step 450 " in done.output
+    second = re.findall(r"the orchestrator on (m\d) acts now, at https://", done.output)[-1]
+    assert second != first
+    told = printed(done.output)
+    for logs in (before, steps_in_logs(fleet, second)):
+        assert all(set(steps) <= set(told[rank]) for rank, steps in logs.items()), "no line of the head's is missing"
+    assert re.search(r"faulty ended with 0 after 450 steps", done.output), done.output
+    assert f"/heir on {second}" in done.output
     assert set(fleet.agents_end().values()) == {0}
-    assert differences(done, undisturbed(SCRIPT)) == []
+    assert differences(done, undisturbed(script)) == []

@@ -467,6 +467,7 @@ class Head(Struct, frozen=True, kw_only=True):
     acts     it is the one that was asked
     node     one of the run's nodes; empty if the launcher's machine is none
     run_dir  its folder on that machine, if it acts
+    out_of_reach  heirs without which it can order nothing at the moment
     """
 
     acts: bool
@@ -475,6 +476,7 @@ class Head(Struct, frozen=True, kw_only=True):
     lease: int
     run_dir: str = ""
     heirs: tuple[HeirView, ...] = ()
+    out_of_reach: tuple[str, ...] = ()
 
 
 class Lines(Struct, frozen=True, array_like=True):

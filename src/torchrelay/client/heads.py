@@ -171,6 +171,11 @@ def name_of(head: Head) -> str:
     return head.node or "the launcher's machine"
 
 
+def where_ledger(head: Head) -> str:
+    """The folder with its journal, and on which machine that is."""
+    return f"{head.run_dir} on {head.node}" if head.node else head.run_dir
+
+
 def is_https(url: str) -> bool:
     """Whether this is the URL of a machine's port, over TLS, and nothing more."""
     try:

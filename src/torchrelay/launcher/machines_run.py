@@ -13,7 +13,7 @@ import msgspec
 from torchrelay.api.endpoint import LOGS, Endpoint, write_endpoint
 from torchrelay.api.shown import Head, HeirView
 from torchrelay.client.client import Away, Client, Denied
-from torchrelay.client.heads import HEAD_PATH, Heads, places_of
+from torchrelay.client.heads import HEAD_PATH, Heads, places_of, where_ledger
 from torchrelay.client.runs import NotPossible
 from torchrelay.launcher import local_run
 from torchrelay.launcher.allocation import step_environment
@@ -40,6 +40,10 @@ MOST_NAMES = 8
 BY_SRUN = Way(tied=False, word_s=7.0, least_s=3.0, environment=step_environment)
 HURRY_S = 2.0  # how long it may take to tell the orchestrator that all is to end at once
 HEIRS_S = 10.0  # between two looks at which nodes may take the orchestrator's place
+APART = (
+    "the network is split, or they are lost. Without them nothing is decided here; where most of the nodes are, one of "
+    "them acts by now, and `torchrelay attach` there follows it"
+)
 LAST_S = 30.0  # how long the last lines may take when another node's orchestrator acts
 AWAY_S = 3600.0  # how long an orchestrator that cannot come back may be away, before the run is given up
 
@@ -72,6 +76,8 @@ class MachinesRun(LocalRun):
         self.heads = Heads(lambda: places_of(plan.run_dir), lambda: self.token, self.keeper.held)
         self._heirs: tuple[HeirView, ...] = ()  # those that were said
         self._looked_s = 0.0
+        self._apart_since_s: float | None = None  # since when heirs cannot be reached, and whether that was said
+        self._apart_told = False
         self._far: FarLines | None = None  # once another node's orchestrator acts
         self._far_over = False
 
@@ -217,7 +223,7 @@ class MachinesRun(LocalRun):
     async def mind_head(self) -> None:
         """Follow the one that acts, when it is no longer ours; and say beforehand where else it may be one day."""
         while self._own_acts():
-            await self._tell_heirs()
+            await self._look_at_heirs()
             await asyncio.sleep(LOOK_S)
         self._far = FarLines(Reach(self.keeper.where, self.token, self.keeper.held))
         async with asyncio.TaskGroup() as group:
@@ -228,6 +234,12 @@ class MachinesRun(LocalRun):
             except (NotPossible, Denied, TrustError) as error:
                 self.give_up(NotPossible(str(error), STAYED_AWAY))
 
+    def where_ledger(self) -> str:
+        """Our own journal ends where the other one took over."""
+        if self._far is None or self.heads.head is None:
+            return super().where_ledger()
+        return where_ledger(self.heads.head)
+
     def _own_acts(self) -> bool:
         """Whether nobody has taken the place of the orchestrator that we keep."""
         try:
@@ -235,22 +247,42 @@ class MachinesRun(LocalRun):
         except ValueError:
             return True  # damaged; it is written again
 
-    async def _tell_heirs(self) -> None:
-        """Once for each: whoever has read it finds the run when this machine is lost."""
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._looked_s < HEIRS_S:
+    async def _look_at_heirs(self) -> None:
+        """Say who they are, and when none of them can be reached: then nothing that is decided here leaves."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._looked_s < HEIRS_S:
             return
-        self._looked_s = now_s
+        self._looked_s = loop.time()
         try:
             head = await asyncio.to_thread(self.now().fetch, HEAD_PATH, Head)
         except (Away, Denied, ValueError):
             return
-        if head.heirs and head.heirs != self._heirs:
-            self._heirs = head.heirs
+        self._tell_heirs(head.heirs)
+        self._mind_apart(" and ".join(head.out_of_reach), loop.time())
+
+    def _mind_apart(self, out: str, now_s: float) -> None:
+        """These have not been reached at this look. At one look alone that may be an heir that is being replaced."""
+        since_s = self._apart_since_s
+        if not out:
+            if self._apart_told:
+                self.voice.say("nodes with copies of the journal are in reach again")
+            self._apart_since_s, self._apart_told = None, False
+        elif since_s is None:
+            self._apart_since_s = now_s
+        elif not self._apart_told:
+            self._apart_told = True
+            self.voice.say(f"{out} cannot be reached: {APART}")
+        elif now_s - since_s > AWAY_S:
+            self.give_up(NotPossible(f"{out} could not be reached for {AWAY_S:g} s: {APART}", STAYED_AWAY))
+
+    def _tell_heirs(self, heirs: tuple[HeirView, ...]) -> None:
+        """Once for each: whoever has read it finds the run when this machine is lost."""
+        if heirs and heirs != self._heirs:
+            self._heirs = heirs
             self.voice.notice(
-                f"copies of the journal are on {' and '.join(heir.node for heir in head.heirs)}. If this machine is "
-                f"lost: `torchrelay attach` on one of them, or from elsewhere with --url {head.heirs[0].url} --ca F, "
-                f"a copy of {pass_of(self.plan.run_dir, Role.OPERATOR)}"
+                f"copies of the journal are on {' and '.join(heir.node for heir in heirs)}. If this machine is lost: "
+                f"`torchrelay attach` on one of them, or from elsewhere with --url {heirs[0].url} --ca F, a copy of "
+                f"{pass_of(self.plan.run_dir, Role.OPERATOR)}"
             )
 
     async def _keep_where(self) -> None:

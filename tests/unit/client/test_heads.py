@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,13 +12,18 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from torchrelay.api.endpoint import Endpoint
+from torchrelay.api.endpoint import Endpoint, write_endpoint
 from torchrelay.api.shown import Head, HeirView
 from torchrelay.client import heads as module
 from torchrelay.client.client import Denied
-from torchrelay.client.heads import Heads, is_https
+from torchrelay.client.heads import Heads, is_https, places_of
 from torchrelay.client.runs import NotPossible
 from torchrelay.orchestrator.http.door import Door, Strangers
+from torchrelay.orchestrator.store.journal import Journal
+from torchrelay.orchestrator.store.parts import KeptSuccession
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.succession.succession import CopyId, Succession
+from torchrelay.protocol.succession.succession import Place as CopyPlace
 from torchrelay.wire.trust.authority import make_passes
 from torchrelay.wire.trust.passes import Role, pass_of, read_pass, server_context
 
@@ -229,3 +234,23 @@ class TestMinding:
             assert said == []
 
         played(passes, 0, story)
+
+
+def test_a_runs_folder_tells_where_its_orchestrator_was_and_where_else_it_may_be(tmp_path: Path) -> None:
+    assert places_of(tmp_path) == []
+    (tmp_path / "endpoint.json").write_text("damaged")
+    assert places_of(tmp_path) == []
+    write_endpoint(tmp_path, Endpoint(url="https://10.0.0.1:1", pid=7))
+    with closing(Journal(tmp_path / "journal.db")) as journal:
+        succession = Succession(
+            lease=2,
+            version=1,
+            head=CopyPlace(NodeId("m1"), CopyId("a"), "https://10.0.0.1:1"),
+            heirs=(CopyPlace(NodeId("m2"), CopyId("b"), "https://10.0.0.2:2"), CopyPlace(NodeId("m3"), CopyId("c"))),
+        )
+        journal.keep_succession(KeptSuccession(succession, settled=True))
+    assert [one.url for one in places_of(tmp_path)] == [
+        "https://10.0.0.1:1",
+        "https://10.0.0.1:1",
+        "https://10.0.0.2:2",
+    ]

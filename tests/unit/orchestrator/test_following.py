@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -12,7 +12,7 @@ import pytest
 from aiohttp import ClientSession
 
 from tests.support.api import Port, play
-from tests.support.brain import RecordingLink, train
+from tests.support.brain import RecordingLink, train, until
 from torchrelay.api.shown import Head, Lines, Place
 from torchrelay.orchestrator.http import api, following
 from torchrelay.orchestrator.store.output import CHUNK, SKIPPED, Reader
@@ -260,3 +260,31 @@ class TestHead:
         assert (head.acts, head.node, head.url, head.lease) == (False, "m2", "https://10.0.0.2:1", 3)
         assert [(heir.node, heir.url) for heir in head.heirs] == [("m3", "https://10.0.0.3:2")]
         assert "m2.x" not in (answer.text or ""), "names of copies are nobody's business"
+
+
+class Deaf:
+    """Heirs that have nothing of what was written, until they do."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def when_safe(self, action: Callable[[], None]) -> None:
+        self.waiting.append(action)
+
+
+def test_what_a_loss_of_the_head_could_undo_is_not_told(tmp_path: Path) -> None:
+    """Whoever follows hears the same from the next one, under the same numbers."""
+
+    async def story(port: Port) -> None:
+        await train(port.service, RecordingLink())
+        deaf = Deaf()
+        port.service.heirs = deaf  # type: ignore[assignment]
+        async with port.session.get(port.url + "/v1/events") as answer:
+            reading = asyncio.create_task(answer.content.readline())
+            await until("it is to be told", lambda: deaf.waiting)
+            assert not (await asyncio.wait((reading,), timeout=0.3))[0]
+            deaf.waiting.pop()()
+            assert (await reading).startswith(b"id: 1")
+        port.service.heirs = None
+
+    play(tmp_path, story)

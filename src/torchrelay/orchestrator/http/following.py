@@ -48,7 +48,9 @@ async def get_head(request: web.Request) -> web.Response:
     run_dir = str(request.app[RUN_DIR].absolute()) if RUN_DIR in request.app else ""
     if service.heirs is None:
         return answer(Head(acts=True, node="", url="", lease=service.journal.lease, run_dir=run_dir))
-    return answer(msgspec.structs.replace(head_in(service.heirs.head.newest), acts=True, run_dir=run_dir))
+    out = tuple(place.node for place in service.heirs.out_of_reach)
+    head = head_in(service.heirs.head.newest)
+    return answer(msgspec.structs.replace(head, acts=True, run_dir=run_dir, out_of_reach=out))
 
 
 def head_in(known: Succession) -> Head:

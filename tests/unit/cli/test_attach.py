@@ -6,18 +6,24 @@ import asyncio
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tests.support.api import TOKEN as SECRET
 from tests.support.api import Port, play
-from tests.support.brain import JOB, NODE, RecordingLink, train
+from tests.support.brain import JOB, NODE, RecordingLink, train, until
 from torchrelay.api.endpoint import TOKEN, Endpoint, write_endpoint
+from torchrelay.api.shown import Place
+from torchrelay.cli.launch import attach as module
+from torchrelay.cli.launch.attach import Attached, find_folder, follow
 from torchrelay.cli.main import parser
 from torchrelay.client.client import Denied
 from torchrelay.client.runs import NotPossible
-from torchrelay.launcher import attaching
-from torchrelay.launcher.attaching import Attached, attach, find_folder
+from torchrelay.launcher.following import FarLines, Over, Reach
 from torchrelay.orchestrator.core.rules import all_ended
+from torchrelay.orchestrator.store.output import Reader
 from torchrelay.protocol.messages.events import WorkerExited
 from torchrelay.protocol.messages.ids import WorkerId
 from torchrelay.wire.trust.trust import write_token
@@ -98,7 +104,7 @@ class TestFollowing:
             await ended(port)
 
         play(tmp_path, story, tmp_path)
-        assert attach(tmp_path, None, 5.0) == 130
+        assert follow(tmp_path, None, 5.0) == 130
         assert "the run ended at" in (said := capsys.readouterr().err)
         assert "job ended with 130: enough" in said
 
@@ -112,7 +118,7 @@ class TestFollowing:
 
         play(tmp_path, story, tmp_path)
         with pytest.raises(NotPossible, match=r"no orchestrator has acted for 0.2 s"):
-            attach(tmp_path, None, 0.2)
+            follow(tmp_path, None, 0.2)
         assert "no orchestrator acts at the moment" in capsys.readouterr().err
 
     def test_a_job_that_is_not_there_is_refused_in_words(self, tmp_path: Path) -> None:
@@ -130,8 +136,8 @@ class TestFollowing:
             raise KeyboardInterrupt
 
         (tmp_path / "journal.db").touch()
-        monkeypatch.setattr(attaching.Attached, "follow", interrupted)
-        assert attach(tmp_path, "train", 1.0) == 130
+        monkeypatch.setattr(module.Attached, "follow", interrupted)
+        assert follow(tmp_path, "train", 1.0) == 130
         assert "train goes on: `torchrelay attach` finds it again" in capsys.readouterr().err
 
 
@@ -165,3 +171,82 @@ class TestFinding:
     def test_the_words_of_the_verb(self) -> None:
         given = parser("attach").parse_args(["attach", "--url", "https://m3:1", "--ca", "viewer.pem", "-j", "train"])
         assert (given.job, given.patience, given.run_dir) == ("train", 600.0, None)
+
+
+class Teller:
+    """An orchestrator that tells what stands in some logs. `cut`: it ends the stream after so many events."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self.over, self.cut = False, 0
+        self.url = ""
+        folder.mkdir()
+
+    def add(self, text: str) -> None:
+        with (self.folder / "rank-0.log").open("a") as log:
+            log.write(f"{text}\n")
+
+    async def tell(self, request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"X-Torchrelay-Logs": self.name})
+        await stream.prepare(request)
+        reader = Reader(self.folder, msgspec.json.decode(await request.read(), type=list[Place]))
+        sent = 0
+        while not self.cut or sent < self.cut:
+            over = self.over
+            for lines in reader.read(1 << 20):
+                await stream.write(b"data: " + msgspec.json.encode(lines) + b"\n\n")
+                sent += 1
+            if over:
+                await stream.write(b"event: over\ndata: 5\n\n")
+                break
+            await asyncio.sleep(0.01)
+        return stream
+
+
+def test_lines_come_once_whatever_ends_in_between_and_wherever_they_come_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchrelay.launcher.following.HERE_S", 0.05)
+    found: list[str] = []
+
+    async def story() -> None:
+        tellers = [Teller(tmp_path / name, name) for name in ("one", "other")]
+        servers = []
+        for teller in tellers:
+            app = web.Application()
+            app.add_routes([web.get("/v1/lines", teller.tell)])
+            servers.append(TestServer(app))
+            await servers[-1].start_server()
+            teller.url = str(servers[-1].make_url("")).rstrip("/")
+        one, other = tellers
+        one.cut = 1
+        here = [one]
+        reach = Reach(lambda: Endpoint(url=here[0].url, pid=1), "trt_x")
+        following = asyncio.create_task(take(FarLines(reach), found))
+        for number in range(3):
+            one.add(f"one {number}")
+            await until("it comes", lambda number=number: len(found) == number + 1)
+        one.cut = 0
+        other.add("other 0")
+        here[0] = other  # although the first is still there
+        await until("it comes", lambda: len(found) == 4)
+        here[0] = one
+        one.add("one 3")
+        await until("it comes", lambda: len(found) == 5)
+        here[0] = other
+        other.over = True
+        other.add("other 1")
+        assert await following == 5
+        for server in servers:
+            await server.close()
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+    assert found == ["one 0", "one 1", "one 2", "other 0", "one 3", "other 1"]
+
+
+async def take(lines: FarLines, found: list[str]) -> int:
+    async for each in lines.follow():
+        if isinstance(each, Over):
+            return each.left
+        found += each.lines
+    return -1
