@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
+from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 from aiohttp.test_utils import TestServer
 
 from tests.support.brain import (
@@ -34,8 +34,8 @@ HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 class Port:
     """A served orchestrator and a session with the right token."""
 
-    def __init__(self, service: Orchestrator, url: str, session: ClientSession) -> None:
-        self.service, self.url, self.session = service, url, session
+    def __init__(self, service: Orchestrator, app: web.Application, url: str, session: ClientSession) -> None:
+        self.service, self.app, self.url, self.session = service, app, url, session
 
     async def get(self, path: str, status: int = 200) -> Any:
         async with self.session.get(self.url + path) as answer:
@@ -85,21 +85,22 @@ class Agent:
 
 
 @asynccontextmanager
-async def open_port(folder: Path) -> AsyncIterator[Port]:
+async def open_port(folder: Path, run_dir: Path | None = None) -> AsyncIterator[Port]:
     async with serving(folder) as service:
-        server = TestServer(make_app(service, Keys.of_one(TOKEN)))
+        app = make_app(service, Keys.of_one(TOKEN), run_dir=run_dir)
+        server = TestServer(app)
         await server.start_server()
         try:
             async with ClientSession(headers=HEADERS) as session:
-                yield Port(service, str(server.make_url("")).rstrip("/"), session)
+                yield Port(service, app, str(server.make_url("")).rstrip("/"), session)
         finally:
             service.end()
             await server.close()
 
 
-def play(folder: Path, story: Callable[[Port], Awaitable[None]]) -> None:
+def play(folder: Path, story: Callable[[Port], Awaitable[None]], run_dir: Path | None = None) -> None:
     async def all_of_it() -> None:
-        async with asyncio.timeout(30), open_port(folder) as port:
+        async with asyncio.timeout(30), open_port(folder, run_dir) as port:
             await story(port)
 
     asyncio.run(all_of_it())

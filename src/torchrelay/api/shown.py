@@ -449,3 +449,48 @@ def span_text(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+# ---------------------------------------------------------------- following a run from elsewhere
+
+
+class HeirView(Struct, frozen=True, kw_only=True):
+    """A node that may take the head's place, and where its orchestrator would be reached."""
+
+    node: str
+    url: str
+
+
+class Head(Struct, frozen=True, kw_only=True):
+    """Where the orchestrator acts, as far as the one that was asked knows.
+
+    acts     it is the one that was asked
+    node     one of the run's nodes; empty if the launcher's machine is none
+    run_dir  its folder on that machine, if it acts
+    out_of_reach  heirs without which it can order nothing at the moment
+    """
+
+    acts: bool
+    node: str
+    url: str
+    lease: int
+    run_dir: str = ""
+    heirs: tuple[HeirView, ...] = ()
+    out_of_reach: tuple[str, ...] = ()
+
+
+class Lines(Struct, frozen=True, array_like=True):
+    """What a rank has printed. `file`, `end`: how far its log was read then, which is where to go on."""
+
+    rank: Rank
+    file: int
+    end: int
+    lines: tuple[str, ...]
+
+
+class Place(Struct, frozen=True, array_like=True):
+    """How far the log of a rank was read."""
+
+    rank: Rank
+    file: int
+    end: int

@@ -63,6 +63,11 @@ ROWS = (
         "make this machine a node of a job that was started elsewhere: --join HOST:PORT --token-file F",
     ),
     Verb(
+        "attach", Family.LAUNCH, "attach:attach",
+        "follow a run as its launcher did: after that is lost, or from elsewhere; Ctrl-C leaves the job alone",
+        (words.of_run, words.attached),
+    ),
+    Verb(
         "status", Family.VIEW, "status:show_status",
         "how a job is doing: step, generation, phase and why, spares, incidents, moves, freezes, taints",
         LOOKING,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,22 +13,27 @@ import msgspec
 from msgspec import Struct
 
 from torchrelay.api.endpoint import Endpoint
+from torchrelay.api.shown import Lines, Place
+from torchrelay.client.heads import way_to
 from torchrelay.client.runs import NotPossible
 from torchrelay.launcher.keeper import STAYED_AWAY, Keeper
 from torchrelay.orchestrator.views.story import Moment
 from torchrelay.protocol.messages.events import JobSpec
-from torchrelay.protocol.messages.ids import JobId, NodeId
+from torchrelay.protocol.messages.ids import JobId, NodeId, Rank
 from torchrelay.schedulers.local import LocalScheduler
 from torchrelay.wire.files.alone import Alone, Lone, read_alone
-from torchrelay.wire.trust.passes import Role, client_context
+from torchrelay.wire.trust.passes import Role
 from torchrelay.wire.trust.trust import TrustError
 
 JOURNAL_HEADER = "X-Torchrelay-Journal"  # whose story it is
 RETRY_S = 0.1
 # The orchestrator sends a comment every few seconds: a stream that is silent for longer is dead.
 SILENT_S = 20.0
+HERE_S = 1.0  # between two looks at where it is
+LINES_PATH, LOGS_HEADER = "/v1/lines", "X-Torchrelay-Logs"
 
 _decoder = msgspec.json.Decoder(Moment)
+_lines_decoder = msgspec.json.Decoder(Lines)
 
 
 class Remark(Struct, frozen=True):
@@ -42,63 +48,145 @@ class Degraded(Struct, frozen=True):
     reason: str
 
 
-async def moments(
-    where: Callable[[], Endpoint], token: str, held: Path | None = None
-) -> AsyncIterator[Moment | Degraded | Remark]:
-    """Every moment, each once, in order, for ever. An orchestrator that is away is waited for.
+@dataclass(frozen=True)
+class Reach:
+    """How the orchestrator is reached.
 
-    where   its endpoint, asked before each attempt, as another one may have taken over elsewhere
+    where   its endpoint, asked before each attempt, and now and then: another one may have taken over elsewhere
     held    the pass to show at an https URL
     """
-    since, journal = 0, ""
-    limits = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENT_S)
-    # One line is one moment, and those of a job's whole roster can be long.
-    headers = {"Authorization": f"Bearer {token}"}
+
+    where: Callable[[], Endpoint]
+    token: str
+    held: Path | None = None
+
+    @asynccontextmanager
+    async def opened(self, path: str, since: str = "", body: bytes | None = None) -> AsyncIterator[Opened]:
+        """A stream of events. Raises ClientError, TimeoutError, OSError, `TrustError`, ValueError."""
+        endpoint = self.where()
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENT_S)
+        # One line is one moment, and those of a job's whole roster can be long.
+        async with (
+            aiohttp.ClientSession(
+                connector=way_to(endpoint, self.held),
+                timeout=limits,
+                read_bufsize=1 << 20,
+                headers={"Authorization": f"Bearer {self.token}"},
+            ) as session,
+            session.get(
+                endpoint.url + path,
+                params={"since": since} if since else None,
+                data=body,
+                allow_redirects=False,
+                server_hostname=None if self.held is None else Role.ORCHESTRATOR.server_name,
+            ) as answer,
+        ):
+            answer.raise_for_status()
+            yield Opened(answer, lambda: self.where().url == endpoint.url)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A stream of events, for as long as it comes from the right place."""
+
+    answer: aiohttp.ClientResponse
+    here: Callable[[], bool]
+
+    async def events(self) -> AsyncIterator[tuple[bytes, bytes]]:
+        """Each event's kind, empty for most, and its data. Ends when the orchestrator is somewhere else."""
+        kind = b""
+        async for line in self._lines():
+            if line.startswith(b"event: "):
+                kind = line[7:].strip()
+            elif line.startswith(b"data: "):
+                yield kind, line[6:]
+                kind = b""
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        while True:
+            reading = asyncio.ensure_future(self.answer.content.readline())
+            try:
+                while not (await asyncio.wait((reading,), timeout=HERE_S))[0]:
+                    if not self.here():
+                        return
+            finally:
+                reading.cancel()
+            line = reading.result()
+            if not line:
+                return
+            yield line
+
+
+AWAY = (aiohttp.ClientError, TimeoutError, OSError, TrustError, ValueError)  # or was ended: the next attempt shows
+
+
+async def moments(
+    where: Callable[[], Endpoint], token: str, held: Path | None = None, since: int = 0
+) -> AsyncIterator[Moment | Degraded | Remark]:
+    """Every moment after `since`, each once, in order, for ever. An orchestrator that is away is waited for."""
+    reach, journal = Reach(where, token, held), ""
     while True:
         try:
-            endpoint = where()
-            async with (
-                aiohttp.ClientSession(
-                    connector=way_to(endpoint, held), timeout=limits, read_bufsize=1 << 20, headers=headers
-                ) as session,
-                session.get(
-                    f"{endpoint.url}/v1/events",
-                    params={"since": str(since)},
-                    server_hostname=None if held is None else Role.ORCHESTRATOR.server_name,
-                ) as answer,
-            ):
-                answer.raise_for_status()
-                told = answer.headers.get(JOURNAL_HEADER, "")
+            async with reach.opened("/v1/events", str(since)) as opened:
+                told = opened.answer.headers.get(JOURNAL_HEADER, "")
                 if told != (journal or told):
                     raise ValueError("this orchestrator goes by another journal: what it tells is not of our run")
                 journal = told
-                kind = b""
-                async for line in answer.content:
-                    if line.startswith(b"event: "):
-                        kind = line[7:].strip()
-                    elif line.startswith(b"data: ") and kind == b"remark":
-                        kind = b""
-                        yield Remark(msgspec.json.decode(line[6:], type=str))
-                    elif line.startswith(b"data: ") and kind == b"degraded":
-                        kind = b""
-                        yield Degraded(msgspec.json.decode(line[6:], type=str))
-                    elif line.startswith(b"data: "):
-                        moment = _decoder.decode(line[6:])
+                async for kind, data in opened.events():
+                    if kind == b"remark":
+                        yield Remark(msgspec.json.decode(data, type=str))
+                    elif kind == b"degraded":
+                        yield Degraded(msgspec.json.decode(data, type=str))
+                    elif not kind:
+                        moment = _decoder.decode(data)
                         since = moment.seq
                         yield moment
-        except (aiohttp.ClientError, TimeoutError, OSError, TrustError, ValueError):
-            pass  # it is away, or was ended: the next attempt shows
+        except AWAY:
+            pass
         await asyncio.sleep(RETRY_S)
 
 
-def way_to(endpoint: Endpoint, held: Path | None = None) -> aiohttp.BaseConnector:
-    """Through the unix socket if there is one: no crowd is in the way there, and nobody asks for a pass.
+# ---------------------------------------------------------------- what ranks print, elsewhere
 
-    Raises `TrustError`.
-    """
-    if endpoint.socket and Path(endpoint.socket).exists():
-        return aiohttp.UnixConnector(endpoint.socket)
-    return aiohttp.TCPConnector() if held is None else aiohttp.TCPConnector(ssl=client_context(held))
+
+class Over(Struct, frozen=True):
+    """Nothing is printed any more. `left`: bytes that stand in the logs and did not come."""
+
+    left: int
+
+
+class FarLines:
+    """What ranks print, as the orchestrator that acts tells it. Each line comes once, also if it is asked again."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._places: dict[str, dict[Rank, Place]] = {}  # by whose logs they are
+
+    async def follow(self) -> AsyncIterator[Lines | Over]:
+        """Lines as they come, until nothing is printed any more."""
+        logs = ""
+        while True:
+            try:
+                # Whose logs these are is known from the answer. In others, these places are found to mean nothing.
+                places = list(self._places.get(logs, {}).values())
+                async with self._reach.opened(LINES_PATH, body=msgspec.json.encode(places)) as opened:
+                    told = opened.answer.headers.get(LOGS_HEADER, "")
+                    known = self._places.setdefault(told, {})
+                    if told != logs:
+                        logs = told
+                        if places or known:
+                            continue
+                    async for kind, data in opened.events():
+                        if kind == b"over":
+                            yield Over(msgspec.json.decode(data, type=int))
+                            return
+                        if not kind:
+                            lines = _lines_decoder.decode(data)
+                            known[lines.rank] = Place(lines.rank, lines.file, lines.end)
+                            yield lines
+            except AWAY:
+                pass
+            await asyncio.sleep(RETRY_S)
 
 
 # ---------------------------------------------------------------- without an orchestrator

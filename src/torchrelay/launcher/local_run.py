@@ -380,9 +380,13 @@ class LocalRun:
             self.quote(incidents)
         if not job.joined and code == 0:
             self.voice.say(NEVER_JOINED if self.warned else f"{NEVER_JOINED}. {HOW_TO_JOIN}")
-        self.voice.say(summary(job, str(self.plan.run_dir)))
+        self.voice.say(summary(job, self.where_ledger()))
         if helps := remedy(code, self.plan.spec):
             self.voice.say(helps)
+
+    def where_ledger(self) -> str:
+        """The folder with the journal that tells of the whole run."""
+        return str(self.plan.run_dir)
 
     def quote(self, incidents: Incidents) -> None:
         """What a failed worker said before it had a rank: it stands in no rank's log."""

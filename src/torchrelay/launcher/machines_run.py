@@ -10,12 +10,15 @@ from typing import Any
 
 import msgspec
 
-from torchrelay.api.endpoint import LOGS, Endpoint
+from torchrelay.api.endpoint import LOGS, Endpoint, write_endpoint
+from torchrelay.api.shown import Head, HeirView
 from torchrelay.client.client import Away, Client, Denied
+from torchrelay.client.heads import HEAD_PATH, Heads, places_of, where_ledger
 from torchrelay.client.runs import NotPossible
 from torchrelay.launcher import local_run
 from torchrelay.launcher.allocation import step_environment
-from torchrelay.launcher.keeper import CANNOT_START, Keeper
+from torchrelay.launcher.following import FarLines, Over, Reach
+from torchrelay.launcher.keeper import CANNOT_START, STAYED_AWAY, Keeper
 from torchrelay.launcher.local_run import INSIDE, LocalRun
 from torchrelay.launcher.machines import Machines, by_hand, exported, is_this_machine
 from torchrelay.launcher.plan import Plan
@@ -29,12 +32,19 @@ from torchrelay.schedulers.port import SpareRequest
 from torchrelay.wire.files.launch import ENCRYPTING, Launch
 from torchrelay.wire.trust.authority import make_passes
 from torchrelay.wire.trust.passes import Role, pass_of, read_pass
+from torchrelay.wire.trust.trust import TrustError
 
 LOOK_S = 1.0
 SAY_S = 15.0  # between two words on nodes that have not joined
 MOST_NAMES = 8
 BY_SRUN = Way(tied=False, word_s=7.0, least_s=3.0, environment=step_environment)
 HURRY_S = 2.0  # how long it may take to tell the orchestrator that all is to end at once
+HEIRS_S = 10.0  # between two looks at which nodes may take the orchestrator's place
+APART = (
+    "the network is split, or they are lost. Without them nothing is decided here; where most of the nodes are, one of "
+    "them acts by now, and `torchrelay attach` there follows it"
+)
+LAST_S = 30.0  # how long the last lines may take when another node's orchestrator acts
 AWAY_S = 3600.0  # how long an orchestrator that cannot come back may be away, before the run is given up
 
 
@@ -63,6 +73,13 @@ class MachinesRun(LocalRun):
         self._joined: set[NodeId] = set()
         self._satellites: dict[NodeId, int] = {}  # nodes of further Slurm jobs
         self.satellites = self._make_satellites()
+        self.heads = Heads(lambda: places_of(plan.run_dir), lambda: self.token, self.keeper.held)
+        self._heirs: tuple[HeirView, ...] = ()  # those that were said
+        self._looked_s = 0.0
+        self._apart_since_s: float | None = None  # since when heirs cannot be reached, and whether that was said
+        self._apart_told = False
+        self._far: FarLines | None = None  # once another node's orchestrator acts
+        self._far_over = False
 
     def make_trust(self) -> None:
         make_passes(self.plan.run_dir, self.plan.spec.job)
@@ -115,10 +132,15 @@ class MachinesRun(LocalRun):
 
     async def tidy_up(self) -> None:
         """What the ranks printed last comes when their agents end."""
+        last = asyncio.create_task(self._print_far_lines())
         try:
             await super().tidy_up()
             self.print_new_lines(last=True)
+            if self._far is not None and not self._far_over:
+                await self.unless_hurried(self._last_far_lines(last))
         finally:
+            last.cancel()
+            await asyncio.gather(last, return_exceptions=True)
             if self.machines.floating.nodes:
                 await give_back(self.machines.slurm_job, self.voice.say)
 
@@ -139,6 +161,7 @@ class MachinesRun(LocalRun):
             self.mind_nodes(),
             self.mind_orchestrator(),
             self.mind_start(),
+            self.mind_head(),
             renewal.watch(),
             *([self.satellites.mind()] if self.machines.floating.nodes else []),
         )
@@ -194,6 +217,103 @@ class MachinesRun(LocalRun):
                 self.voice.say(f"{trouble}; the ranks train on, it is tried again, for an hour at most")
             elif loop.time() - since > AWAY_S:
                 self.give_up(trouble)
+
+    # ------------------------------------------------------------ another node's orchestrator acts
+
+    async def mind_head(self) -> None:
+        """Follow the one that acts, when it is no longer ours; and say beforehand where else it may be one day."""
+        while self._own_acts():
+            await self._look_at_heirs()
+            await asyncio.sleep(LOOK_S)
+        self._far = FarLines(Reach(self.keeper.where, self.token, self.keeper.held))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._print_far_lines())
+            group.create_task(self._keep_where())
+            try:
+                await self.heads.mind(self.voice.say, AWAY_S, announce=True)
+            except (NotPossible, Denied, TrustError) as error:
+                self.give_up(NotPossible(str(error), STAYED_AWAY))
+
+    def where_ledger(self) -> str:
+        """Our own journal ends where the other one took over."""
+        if self._far is None or self.heads.head is None:
+            return super().where_ledger()
+        return where_ledger(self.heads.head)
+
+    def _own_acts(self) -> bool:
+        """Whether nobody has taken the place of the orchestrator that we keep."""
+        try:
+            return bool(self.keeper.where().pid)
+        except ValueError:
+            return True  # damaged; it is written again
+
+    async def _look_at_heirs(self) -> None:
+        """Say who they are, and when none of them can be reached: then nothing that is decided here leaves."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._looked_s < HEIRS_S:
+            return
+        self._looked_s = loop.time()
+        try:
+            head = await asyncio.to_thread(self.now().fetch, HEAD_PATH, Head)
+        except (Away, Denied, ValueError):
+            return
+        self._tell_heirs(head.heirs)
+        self._mind_apart(" and ".join(head.out_of_reach), loop.time())
+
+    def _mind_apart(self, out: str, now_s: float) -> None:
+        """These have not been reached at this look. At one look alone that may be an heir that is being replaced."""
+        since_s = self._apart_since_s
+        if not out:
+            if self._apart_told:
+                self.voice.say("nodes with copies of the journal are in reach again")
+            self._apart_since_s, self._apart_told = None, False
+        elif since_s is None:
+            self._apart_since_s = now_s
+        elif not self._apart_told:
+            self._apart_told = True
+            self.voice.say(f"{out} cannot be reached: {APART}")
+        elif now_s - since_s > AWAY_S:
+            self.give_up(NotPossible(f"{out} could not be reached for {AWAY_S:g} s: {APART}", STAYED_AWAY))
+
+    def _tell_heirs(self, heirs: tuple[HeirView, ...]) -> None:
+        """Once for each: whoever has read it finds the run when this machine is lost."""
+        if heirs and heirs != self._heirs:
+            self._heirs = heirs
+            self.voice.notice(
+                f"copies of the journal are on {' and '.join(heir.node for heir in heirs)}. If this machine is lost: "
+                f"`torchrelay attach` on one of them, or from elsewhere with --url {heirs[0].url} --ca F, a copy of "
+                f"{pass_of(self.plan.run_dir, Role.OPERATOR)}"
+            )
+
+    async def _keep_where(self) -> None:
+        """Whoever looks into the run's folder finds the one that acts, too."""
+        while True:
+            with suppress(ValueError, OSError):
+                before, found = self.keeper.where(), self.heads.where()
+                if self.heads.acts and not before.pid and found.url != before.url:
+                    write_endpoint(self.plan.run_dir, msgspec.structs.replace(before, url=found.url))
+            await asyncio.sleep(LOOK_S)
+
+    async def _print_far_lines(self) -> None:
+        if self._far is None or self._far_over:
+            return
+        async for found in self._far.follow():
+            if isinstance(found, Over):
+                self._far_over = True
+                if found.left:
+                    self.voice.say(f"{found.left:,} bytes of output did not come: they are in the logs of each node")
+                return
+            self.voice.far_lines(found)
+
+    async def _last_far_lines(self, printing: asyncio.Task[None]) -> None:
+        """Those that come while the agents end; as long as somebody tells of them."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + LAST_S
+        with suppress(Denied, TrustError):
+            while not printing.done() and loop.time() < until_s:
+                await asyncio.wait((printing,), timeout=LOOK_S)
+                if not printing.done() and not await self.heads.look():
+                    return
 
 
 def some_of(nodes: Sequence[NodeId]) -> str:

@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Callable
 
-from torchrelay.api.shown import JobStatus
+from torchrelay.api.shown import JobStatus, Lines
 from torchrelay.orchestrator.views.story import Kind, Moment, Note
 from torchrelay.protocol.messages.events import JobSpec
 from torchrelay.protocol.recovery.ending import NO_SPARE, NO_STATE
 from torchrelay.terminal.show import milliseconds
+from torchrelay.wire.files.tails import plain
 
 # Colours that are told apart on light and on dark ground.
 UNHEARD = (
@@ -48,6 +49,12 @@ class Voice:
         if self._colour_lines:
             prefix = f"\x1b[{RANK_COLOURS[rank % len(RANK_COLOURS)]}m{prefix}\x1b[0m"
         self._heard(lambda: sys.stdout.write(f"{prefix} {text}\n"))
+
+    def far_lines(self, found: Lines) -> None:
+        """Lines that came over the network: what a terminal would obey is not printed."""
+        for line in found.lines:
+            self.line(found.rank, plain(line))
+        self.flush()
 
     def flush(self) -> None:
         self._heard(sys.stdout.flush)

@@ -29,6 +29,7 @@ from torchrelay.orchestrator.heir import NoBequest, Terms, inherit
 from torchrelay.orchestrator.http.api import make_app
 from torchrelay.orchestrator.http.changes import look_for_freezes, watch_freezes
 from torchrelay.orchestrator.http.door import Door, Strangers, be_brief
+from torchrelay.orchestrator.http.following import last_lines_told
 from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.orchestrator.store.journal import Journal, JournalRefused, JournalUnavailable, Superseded
 from torchrelay.orchestrator.store.parts import kept_succession, own_copy, write_copy_name
@@ -213,6 +214,7 @@ async def act(options: argparse.Namespace, head: Head | None, former: NodeId | N
             write_endpoint(run_dir, Endpoint(url=url, pid=journal.anchors[-1].pid, journal=journal.name, socket=inside))
             log.info("listening on %s", url)
             await serve(service, options)
+            await last_lines_told(app)
         finally:
             await door.close()
             await runner.cleanup()

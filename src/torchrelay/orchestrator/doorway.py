@@ -25,6 +25,7 @@ from torchrelay.api.endpoint import Endpoint, write_endpoint
 from torchrelay.orchestrator.core.agents import ATTACH_S, refuse
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.door import Door, Strangers
+from torchrelay.orchestrator.http.following import not_the_head
 from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.succession.candidate import Candidacy, Elected, Excluded, hear_answer, judge, stand
@@ -195,8 +196,7 @@ class Doorway:
                 keys.complain(request, refused[1])
                 raise refused[0](text=refused[1])
             if request.path != AGENT_PATH:
-                known = self._known.head
-                raise web.HTTPServiceUnavailable(text=f"not the head: it was on {known.node}, at {known.url}")
+                raise not_the_head(self._known)
             return await self._greet(request)
 
         app = web.Application()

@@ -51,6 +51,17 @@ def of_place(verb: argparse.ArgumentParser) -> None:
 # ---------------------------------------------------------------- of verbs that look
 
 
+def attached(attach: argparse.ArgumentParser) -> None:
+    attach.add_argument("-j", "--job", help="the job (the newest of the run)")
+    attach.add_argument(
+        "--patience",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="how long to wait while no orchestrator acts, as after the loss of the head's machine (600)",
+    )
+
+
 def one_rank(ranks: argparse.ArgumentParser) -> None:
     ranks.add_argument("--rank", type=int, help="this one only")
 

@@ -342,8 +342,8 @@ class Orchestrator:
     def _agents_are_back(self) -> bool:
         """Whether every node that should be there is, or has had its time to come back."""
         former = None if self.heirs is None else self.heirs.former
-        expected = [name for name, node in self.cluster.nodes.items() if node.alive and name != former]
-        missing = [name for name in expected if name not in self.connections]
+        known = self.connections.keys() | {former}
+        missing = [name for name, node in self.cluster.nodes.items() if node.alive and name not in known]
         late = asyncio.get_running_loop().time() - self._held_since_s >= RETURN_S
         if missing and late:
             log.warning("%s did not come back within %g s: time goes on", ", ".join(sorted(missing)), RETURN_S)
@@ -482,6 +482,10 @@ class Orchestrator:
     def over(self) -> bool:
         """Whether the service has ended."""
         return self._ended.is_set()
+
+    @property
+    def leaving(self) -> bool:  # with its agents: the run is over
+        return self._leave_at_s is not None
 
     def end(self) -> None:
         """Stop serving. Training goes on if the agents were not told to shut down."""

@@ -14,6 +14,7 @@
     GET  /v1/events                    the story as server-sent events: everything after ?since=seq, then as it happens
                                        (event `degraded`: why nothing is decided at the moment, "" when it is again;
                                        event `remark`: what differs between the machines)
+    GET  /v1/head, /v1/lines           for whoever follows a run from elsewhere, see `following`
     GET  /v1/launch                    what is to be run, for agents
     GET  /heir                         the journal, for nodes that may take this one's place (a WebSocket)
     GET  /healthz                      200 while decisions are made, 503 while they are not
@@ -37,9 +38,10 @@ from torchrelay.api.endpoint import LOGS
 from torchrelay.api.shown import NetworkView, NodeNetwork, Status
 from torchrelay.orchestrator.core.agents import Estate, Sameness, serve_agent, serve_heir
 from torchrelay.orchestrator.core.service import Orchestrator
-from torchrelay.orchestrator.http import changes
+from torchrelay.orchestrator.http import changes, following
 from torchrelay.orchestrator.http.answers import SERVICE, answer, job_of, refusal
 from torchrelay.orchestrator.http.door import Strangers
+from torchrelay.orchestrator.http.following import READING, RUN_DIR, safe
 from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.orchestrator.store.journal import JournalUnavailable
 from torchrelay.orchestrator.store.output import Output
@@ -68,7 +70,6 @@ VERSION = version("torchrelay")
 KEEPALIVE_S = 5.0  # a comment on a silent event stream, so that both ends notice when the other is gone
 MAX_BODY = 1 << 20
 
-RUN_DIR: web.AppKey[Path] = web.AppKey("run_dir", Path)
 ESTATE: web.AppKey[Estate] = web.AppKey("estate", Estate)
 SAMENESS: web.AppKey[Sameness] = web.AppKey("sameness", Sameness)
 OUTPUT: web.AppKey[Output] = web.AppKey("output", Output)
@@ -108,7 +109,7 @@ def make_app(
 
     app = web.Application(middlewares=[guard], client_max_size=MAX_BODY)
     app[SERVICE] = service
-    app[SAMENESS] = Sameness()
+    app[SAMENESS], app[READING] = Sameness(), set()
     if estate is not None:
         app[ESTATE] = estate
     if run_dir is not None:
@@ -126,7 +127,7 @@ def make_app(
             web.get("/v1/audit", get_audit),
             web.get("/v1/network", get_network),
             web.get("/metrics", get_metrics),
-            *changes.ROUTES,
+            *(*changes.ROUTES, *following.ROUTES),
             web.get(AGENT_PATH, get_agent),
             web.get(LAUNCH_PATH, get_launch),
             web.get(HEIR_PATH, get_heir),
@@ -244,7 +245,7 @@ async def tell_all(service: Orchestrator, stream: web.StreamResponse, since: int
             remarked.add(remark)
             await stream.write(b"event: remark\ndata: %b\n\n" % msgspec.json.encode(remark))
         fresh = service.moments.after(since)
-        if fresh:
+        if fresh and await safe(service):
             await stream.write(b"".join(frame(moment) for moment in fresh))
             since = fresh[-1].seq
             continue

@@ -114,6 +114,13 @@ def text_of(line: bytes) -> str:
     return line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", "replace")
 
 
+def plain(line: str) -> str:
+    """A line that no terminal obeys: control characters become question marks."""
+    if line.isprintable():
+        return line
+    return "".join(letter if letter.isprintable() or letter == "\t" else "?" for letter in line)
+
+
 class LogTail:
     """Follows every `rank-<r>.log` in a folder, from `from_start` or from what is there now."""
 

@@ -1,0 +1,146 @@
+"""A run whose launcher's machine is lost, or cut off, is followed to its end all the same, and each line comes once."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import faulty
+from tests.support.jobs import differences, wait_until
+from tests.support.machines.fleet import EVIDENCE, at
+from tests.support.machines.harness import Machines
+from tests.support.machines.headless import FLAGS, OTHERS, Headless, begun, settled_on
+from tests.support.machines.needs import needs_machines
+from tests.support.twins import undisturbed
+
+pytestmark = [pytest.mark.timeout(300), needs_machines]
+
+SCRIPT = faulty("--steps", "300", "--pace", "0.1")
+TICKER = """
+import os, pathlib, sys, time
+stop = pathlib.Path("/root/evidence/stop")
+for number in range(10_000):
+    print(f"tick {number}", flush=True)
+    if stop.exists():
+        sys.exit(3)
+    time.sleep(0.1)
+"""
+LINE = re.compile(r"^\[(\d)\] (?:step|tick) (\d+)", re.MULTILINE)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Headless]:
+    """Five machines: the launcher's, two of ranks, and two spare ones."""
+    evidence = tmp_path / "evidence"
+    evidence.mkdir()
+    with Machines(5, shared={EVIDENCE: evidence}) as machines:
+        yield Headless(machines, tmp_path, evidence)
+
+
+def printed(text: str) -> dict[int, list[int]]:
+    """The steps that each rank has printed, in the order in which they were shown."""
+    found: dict[int, list[int]] = {}
+    for rank, step in LINE.findall(text):
+        found.setdefault(int(rank), []).append(int(step))
+    return found
+
+
+def each_once(text: str) -> bool:
+    """Whether no line was shown twice."""
+    return all(max(Counter(steps).values()) == 1 for steps in printed(text).values())
+
+
+def steps_in_logs(fleet: Headless, on: str) -> dict[int, list[int]]:
+    """What stands in the logs of a head that was an heir."""
+    logs = {path.name: path.read_text() for path in (fleet.heirs()[on] / "logs").glob("rank-?.log")}
+    return printed("".join(f"[{name[5]}] {line}\n" for name, text in logs.items() for line in text.splitlines()))
+
+
+def test_it_is_followed_from_another_machine_through_the_loss_of_two_heads(fleet: Headless) -> None:
+    begun(fleet, SCRIPT)
+    url = fleet.heirs_urls()[-1]
+    held = fleet.hand_pass(fleet.machines["m5"], fleet.pass_text("operator"), "operator.pem")
+    fleet.machines["m1"].cut_power()
+    attached = fleet.attach("m5", "--url", url, "--ca", held)
+    (first,) = wait_until("another head", fleet.heads, deadline_s=40)
+    wait_until("it follows", lambda: f"on {first}: " in fleet.heard(), deadline_s=30)
+    assert "Ctrl-C leaves it alone" in fleet.heard()
+    wait_until("lines come", lambda: len(printed(fleet.heard()).get(0, ())) > 5, deadline_s=30)
+    wait_until("copies elsewhere", lambda: len(settled_on(fleet, first)) == 2, deadline_s=40)
+    time.sleep(3)  # it has heard where they are
+    fleet.machines[first].cut_power()
+    assert attached.wait(200) == 0, fleet.heard()
+    said = fleet.heard()
+    acts = re.findall(r"the orchestrator on (m\d) acts now, at https://", said)
+    assert acts[-1] not in ("m1", first), said
+    assert "I-1" in said, "the first of them held ranks"
+    assert each_once(said)
+    assert "[0] step 300 " in said
+    assert re.search(r"faulty ended with 0 after 300 steps.* 1 incident, resolved clean", said), said
+    done = fleet.over(acts[-1])
+    told, there = printed(said), steps_in_logs(fleet, acts[-1])
+    assert all(set(steps) <= set(told[rank]) for rank, steps in there.items()), "no line of the head's is missing"
+    assert differences(done, undisturbed(SCRIPT)) == []
+    assert [one["steps_lost"] for one in done.incidents()] == [0]
+
+
+def test_on_a_node_it_needs_no_words_ctrl_c_leaves_the_job_and_the_scripts_code_is_its_own(fleet: Headless) -> None:
+    for name in ("m1", *OTHERS):
+        at(fleet.machines[name], "/root/train.py").write_text(TICKER)
+    fleet.start(["/root/train.py"], FLAGS)
+    fleet.join(*OTHERS)
+    fleet.until("it prints", lambda: "[3] tick 5" in fleet.said(), deadline_s=60)
+    fleet.until("two copies of the journal", lambda: len(settled_on(fleet)) == 2, deadline_s=60)
+    fleet.machines["m1"].cut_power()
+    (head,) = wait_until("another head", fleet.heads, deadline_s=40)
+    attached = fleet.attach(head)
+    wait_until("lines come", lambda: len(printed(fleet.heard()).get(3, ())) > 5, deadline_s=30)
+    attached.send_signal(signal.SIGINT)
+    assert attached.wait(10) == 130
+    assert "not following any more. train goes on: `torchrelay attach` finds it again" in fleet.heard()
+    folder = "/" + str(fleet.heirs()[head].relative_to(at(fleet.machines[head], "/")))
+    again = fleet.attach(head, "--run-dir", folder, "-j", "train")
+    wait_until("lines come", lambda: len(printed(fleet.heard(2)).get(3, ())) > 5, deadline_s=30)
+    (fleet.evidence / "stop").touch()
+    assert again.wait(60) == 3, fleet.heard(2)
+    assert "train ended with 3" in fleet.heard(2)
+    assert each_once(fleet.heard(2))
+    fleet.over(head)
+    late = fleet.attach(head, "--run-dir", folder)
+    assert late.wait(30) == 3, fleet.heard(3)
+    assert "the run ended at" in fleet.heard(3)
+
+
+def test_a_launcher_that_was_cut_off_follows_the_orchestrator_elsewhere_and_when_that_is_lost_the_next(
+    fleet: Headless,
+) -> None:
+    script = faulty("--steps", "450", "--pace", "0.1")
+    begun(fleet, script)
+    fleet.head.cut_link()
+    (first,) = wait_until("another head", fleet.heads, deadline_s=40)
+    wait_until("it trains", lambda: len(steps_in_logs(fleet, first).get(0, ())) > 10, deadline_s=40)
+    fleet.head.mend_link()
+    fleet.until("its word", lambda: f"the orchestrator on {first} acts now" in fleet.said(), deadline_s=40)
+    wait_until("copies elsewhere", lambda: len(settled_on(fleet, first)) == 2, deadline_s=40)
+    time.sleep(3)  # it has heard where they are
+    before = steps_in_logs(fleet, first)
+    fleet.machines[first].cut_power()
+    done = fleet.end()
+    assert done.code == 0, done.output
+    assert each_once(done.output)
+    assert "[0] step 450 " in done.output
+    second = re.findall(r"the orchestrator on (m\d) acts now, at https://", done.output)[-1]
+    assert second != first
+    told = printed(done.output)
+    for logs in (before, steps_in_logs(fleet, second)):
+        assert all(set(steps) <= set(told[rank]) for rank, steps in logs.items()), "no line of the head's is missing"
+    assert re.search(r"faulty ended with 0 after 450 steps", done.output), done.output
+    assert f"/heir on {second}" in done.output
+    assert set(fleet.agents_end().values()) == {0}
+    assert differences(done, undisturbed(script)) == []
