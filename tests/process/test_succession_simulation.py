@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from torchrelay.protocol.succession import candidate, copying, head, voter
-from torchrelay.simulation import __main__ as command
-from torchrelay.simulation.succession import many
-from torchrelay.simulation.succession.many import ENOUGH, missing
+from torchrelay.simulation.succession import __main__ as command
+from torchrelay.simulation.succession.__main__ import ENOUGH, missing
 from torchrelay.simulation.succession.words import DUTIES, Duties
 from torchrelay.simulation.succession.world import Result, run_seed
 
@@ -38,7 +37,7 @@ def test_many_schedules_hold_everything_and_reach_everything() -> None:
     reached: Counter[str] = Counter()
     for seed in range(ENOUGH):
         result = run_seed(seed)
-        assert not result.violation, f"python -m torchrelay.simulation --succession --seed {seed} --story"
+        assert not result.violation, f"python -m torchrelay.simulation.succession --seed {seed} --story"
         reached.update(result.coverage)
     assert missing(reached, ENOUGH) == []
 
@@ -99,24 +98,24 @@ def test_it_is_noticed_when_a_proposal_counts_as_settled(monkeypatch: pytest.Mon
 
 
 def test_the_command_says_what_was_reached(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["simulation", "--succession", "--seeds", "20"])
+    monkeypatch.setattr(sys, "argv", ["succession", "--seeds", "20"])
     assert command.main() == 0
     told = capsys.readouterr().out
     assert "20 schedules" in told
     assert "0 violations" in told
-    monkeypatch.setattr(sys, "argv", ["simulation", "--succession", "--seed", "3", "--story"])
+    monkeypatch.setattr(sys, "argv", ["succession", "--seed", "3", "--story"])
     assert command.main() == 0
     assert "seed 3: no violation" in capsys.readouterr().out
 
 
 def test_the_command_shows_what_is_wrong(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Result(7, "two are elected", story=["this", "and that"])
-    monkeypatch.setattr(many, "run_seed", lambda *_, **__: broken)
-    assert many.show(7, 1) == 1
+    monkeypatch.setattr(command, "run_seed", lambda *_, **__: broken)
+    assert command.show(7, 1) == 1
     told = capsys.readouterr().out
     assert "... 1 lines before\nand that\n" in told
     assert "VIOLATION: two are elected" in told
-    assert many.run_chunk(7, 9) == (Counter(), [(7, "two are elected"), (8, "two are elected")])
+    assert command.run_chunk(7, 9) == (Counter(), [(7, "two are elected"), (8, "two are elected")])
 
 
 def test_what_was_never_reached_is_told() -> None:
@@ -124,7 +123,7 @@ def test_what_was_never_reached_is_told() -> None:
     assert "acts" in missing(Counter(), ENOUGH)
 
 
-def test_nodes_do_not_go_with_successions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["simulation", "--succession", "--seed", "3", "--nodes", "8"])
+def test_no_seeds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["succession", "--seeds", "0"])
     with pytest.raises(SystemExit):
         command.main()
