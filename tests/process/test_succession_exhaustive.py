@@ -115,7 +115,7 @@ def test_it_is_noticed_when_heirs_to_be_dropped_do_not_count(monkeypatch: pytest
 
 
 def test_it_is_noticed_when_nobody_waits_for_heirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "may_leave", lambda known, _: known.written)
+    monkeypatch.setattr(copying, "let_leave", lambda known, _: replace(known, left=known.written))
     assert "lacks what has left" in noticed(dropped_heir())
 
 

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from torchrelay.protocol.succession import candidate, copying, head, voter
 from torchrelay.simulation.succession import __main__ as command
@@ -63,7 +64,7 @@ def test_each_duty_of_those_who_use_it_is_needed(duty: str) -> None:
 
 
 def test_it_is_noticed_when_nobody_waits_for_heirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "may_leave", lambda known, _: known.written)
+    monkeypatch.setattr(copying, "let_leave", lambda known, _: structs.replace(known, left=known.written))
     assert first_violation(300)
 
 

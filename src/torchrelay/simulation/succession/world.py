@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
+from torchrelay.protocol.succession import copying as copies
 from torchrelay.protocol.succession import head as heads
 from torchrelay.protocol.succession import voter as voting
 from torchrelay.protocol.succession.head import Head
@@ -159,6 +160,9 @@ class World:
         heirs, voters = list(head.settled.heirs), head.settled.voters
         ready = [base.place for copy, base in node.copied.items() if copy in node.copying.held]
         ready = [place for place in ready if place not in heirs]
+        if node.copying.held and chance.random() < 0.1:
+            self.reach("copy forgotten")
+            node.copying = copies.forget(node.copying, chance.choice(list(node.copying.held)))
         if heirs and chance.random() < (0.3 if len(heirs) < 2 else 0.7):
             heirs.pop(chance.randrange(len(heirs)))
         if ready and chance.random() < 0.8:
