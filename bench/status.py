@@ -20,8 +20,8 @@ from aiohttp import web
 
 from figures import finish
 from torchrelay.api.endpoint import JOURNAL, TOKEN, Endpoint, read_endpoint, write_endpoint
-from torchrelay.orchestrator.__main__ import listen, url_of
 from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.orchestrator.doorway import url_of
 from torchrelay.orchestrator.http.api import make_app
 from torchrelay.orchestrator.http.door import Door, Strangers
 from torchrelay.orchestrator.http.keys import Keys
@@ -30,6 +30,7 @@ from torchrelay.protocol.health.pulses import BEAT_MS, Beat, Sample
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.succession.succession import VoterId
 from torchrelay.wire.messages.channel import OrderFrame, ToAgent
 from torchrelay.wire.trust.trust import new_token, write_token
 
@@ -45,6 +46,7 @@ class FakeAgent:
         self.service = service
         self.node = NodeId(f"node-{number}")
         self.incarnation = "bench"
+        self.voter = VoterId("")
         self.workers: dict[str, Rank] = {}
 
     def send(self, message: ToAgent) -> None:
@@ -100,7 +102,7 @@ async def serve(run_dir: Path) -> None:
         runner = web.AppRunner(make_app(service, Keys.of_one(token), strangers), access_log=None)
         await runner.setup()
         assert runner.server is not None
-        url = url_of("127.0.0.1", await listen(Door(runner.server, strangers), "127.0.0.1", 0), tls=False)
+        url = url_of("127.0.0.1", await Door(runner.server, strangers).open("127.0.0.1", 0), tls=False)
         serving = asyncio.create_task(service.serve())
         agents = [FakeAgent(service, number) for number in range(NODES)]
         slots = (RANKS + SPARES) // NODES

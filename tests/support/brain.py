@@ -31,6 +31,7 @@ from torchrelay.protocol.messages.events import (
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.messages.orders import Assign, Order, Reconfigure, Resume, StartWorker
 from torchrelay.protocol.model.roster import Worker
+from torchrelay.protocol.succession.succession import VoterId
 from torchrelay.wire.messages.channel import OrderFrame, ToAgent
 
 JOB = JobId("job")
@@ -72,6 +73,7 @@ class RecordingLink:
     def __init__(self, node: NodeId = NODE, incarnation: str = "first") -> None:
         self.node = node
         self.incarnation = incarnation
+        self.voter = VoterId("")
         self.sent: list[ToAgent] = []
         self.closed = ""
 

@@ -57,7 +57,9 @@ class Headless(Fleet):
 
     def heirs_urls(self) -> list[str]:
         """Where the launcher has said that copies of the journal are."""
-        return self.until("its word on copies", lambda: re.findall(r"--url (https://\S+)", self.said()), deadline_s=30)
+        return list(
+            self.until("its word on copies", lambda: re.findall(r"--url (https://\S+)", self.said()), deadline_s=30)
+        )
 
     def attach(self, on: str, *words: str) -> Process:
         """`torchrelay attach` on a machine; what it prints is kept under the name of its flags' number."""

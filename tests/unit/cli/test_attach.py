@@ -225,7 +225,7 @@ def test_lines_come_once_whatever_ends_in_between_and_wherever_they_come_from(
         following = asyncio.create_task(take(FarLines(reach), found))
         for number in range(3):
             one.add(f"one {number}")
-            await until("it comes", lambda number=number: len(found) == number + 1)
+            await until("it comes", lambda number=number: len(found) == number + 1)  # type: ignore[misc]
         one.cut = 0
         other.add("other 0")
         here[0] = other  # although the first is still there

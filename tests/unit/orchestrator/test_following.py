@@ -14,7 +14,7 @@ from aiohttp import ClientSession
 from tests.support.api import Port, play
 from tests.support.brain import RecordingLink, train, until
 from torchrelay.api.shown import Head, Lines, Place
-from torchrelay.orchestrator.http import api, following
+from torchrelay.orchestrator.http import following
 from torchrelay.orchestrator.store.output import CHUNK, SKIPPED, Reader
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.succession.succession import CopyId, Succession
@@ -190,7 +190,7 @@ class TestLines:
 
         async def story(port: Port) -> None:
             add(logs, "rank-0.log", "".join(f"{line}\n" for line in whole))
-            app_reading = port.app[api.READING]
+            app_reading = port.app[following.READING]
             found: list[Lines] = []
             async with port.session.get(port.url + "/v1/lines") as answer:
                 while not app_reading:

@@ -21,13 +21,14 @@ from torchrelay.protocol.health.silence import LEAST_SILENCE_MS, SILENT_GAPS
 from torchrelay.protocol.messages.events import Event, NodeJoined, NodeLost
 from torchrelay.protocol.messages.ids import Generation, NodeId, WorkerId, WorkerPhase
 from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance
+from torchrelay.protocol.succession.succession import VoterId
 from torchrelay.wire.messages.channel import Pace, ToAgent
 
 
 class Port:
     """An agent that remembers what it was told."""
 
-    node, incarnation = NodeId("node-0"), "a"
+    node, incarnation, voter = NodeId("node-0"), "a", VoterId("")
 
     def __init__(self) -> None:
         self.told: list[ToAgent] = []
