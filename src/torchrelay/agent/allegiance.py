@@ -168,7 +168,7 @@ class Voting:
         """Answer a head, or a candidate. What cannot be written is not granted."""
         before = self._kept.ballot
         if isinstance(asked, Note):
-            after, granted = note(before, asked.succession, settled=asked.settled)
+            after, granted = note(before, asked.succession)
         else:
             after, granted = promise(before, asked.lease, asked.copy)
         if after != before:

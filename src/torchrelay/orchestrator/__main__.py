@@ -32,7 +32,7 @@ from torchrelay.orchestrator.http.door import Door, Strangers, be_brief
 from torchrelay.orchestrator.http.following import last_lines_told
 from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.orchestrator.store.journal import Journal, JournalRefused, JournalUnavailable, Superseded
-from torchrelay.orchestrator.store.parts import KeptSuccession, kept_succession, own_copy, write_copy_name
+from torchrelay.orchestrator.store.parts import kept_succession, own_copy, write_copy_name
 from torchrelay.protocol.messages.events import Event, TaintCleared, TaintSet
 from torchrelay.protocol.messages.ids import JobId, NodeId
 from torchrelay.protocol.model.job import Job, JobPhase
@@ -172,10 +172,10 @@ async def inherit_and_run(options: argparse.Namespace) -> str:
 async def elected(options: argparse.Namespace) -> Head | None:
     """What the voters make of this one, if its journal knows of any; else it begins alone. Raises `Excluded`."""
     known = kept_succession(options.run_dir / JOURNAL)
-    if known is None or (known.settled and not known.succession.voters):
+    if known is None or (known.base is None and not known.voters):
         return None
     place = CopyPlace(NodeId(options.node), own_copy(options.run_dir))
-    if not known.succession.has_copy(place.copy):
+    if not known.has_copy(place.copy):
         raise CannotStart("this machine was started again since: its journal may have lost its end. Others have copies")
     doorway = Doorway(place, known)
     try:
@@ -228,7 +228,7 @@ def heirs_of(options: argparse.Namespace, journal: Journal, head: Head | None, f
     if head is None:
         head = first(CopyPlace(NodeId(options.node), own_copy(options.run_dir)), journal.lease)
     else:
-        journal.keep_succession(KeptSuccession(head.settled, settled=True))
+        journal.keep_succession(head.settled)
     now_s = asyncio.get_running_loop().time
     return Heirs(head, journal, node=NodeId(options.node) if options.node else None, now_s=now_s, former=former)
 

@@ -27,7 +27,6 @@ from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.door import Door, Strangers
 from torchrelay.orchestrator.http.following import not_the_head
 from torchrelay.orchestrator.http.keys import Keys
-from torchrelay.orchestrator.store.parts import KeptSuccession
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.succession.candidate import Candidacy, Elected, Excluded, hear_answer, judge, stand
 from torchrelay.protocol.succession.head import Head, hear_noted, take_office
@@ -62,9 +61,12 @@ class Superseded(Exception):
 
 
 class Doorway:
-    """Of one candidate. `begin` is called when it asks for a lease: from then on its copy must not change any more."""
+    """Of one candidate. `begin` is called before it asks for a lease: from then on its copy must not change any more.
 
-    def __init__(self, place: Place, known: KeptSuccession, begin: Callable[[], None] = lambda: None) -> None:
+    `known`: what stands in its journal.
+    """
+
+    def __init__(self, place: Place, known: Succession, begin: Callable[[], None] = lambda: None) -> None:
         self._place = place
         self._known = known
         self._begin = begin
@@ -82,7 +84,7 @@ class Doorway:
         """Where it will be reached when it is head."""
         self._place = structs.replace(self._place, url=url)
 
-    def learn(self, known: KeptSuccession) -> None:
+    def learn(self, known: Succession) -> None:
         """The head has proposed another succession, or has settled one."""
         self._known = known
         self._changed.set()
@@ -124,10 +126,10 @@ class Doorway:
 
     def _stand(self) -> bool:
         """Ask for a lease, if enough voters wait here."""
-        known = self._known.succession
+        known = self._known
         if not is_majority(self._waiting.keys(), known.voters):
             return False
-        self._candidacy = stand(self._place, known, settled=self._known.settled, heard=self._heard)
+        self._candidacy = stand(self._place, known, heard=self._heard)
         self._begin()
         log.info(
             "%d of %d nodes are here: asking for lease %d", len(self._waiting), len(known.voters), self._candidacy.lease
@@ -171,12 +173,11 @@ class Doorway:
     def _judge(self) -> None:
         assert self._candidacy is not None, "it stands"
         match judge(self._candidacy):
-            case Elected(base, settled):
-                self._head = take_office(self._place, self._candidacy.lease, base, settled=settled)
-                assert self._head.proposed is not None, "it begins with a proposal"
+            case Elected(base):
+                self._head = take_office(self._place, self._candidacy.lease, base)
                 self.former = base.head.node if base.head.copy != self._place.copy else None
-                self._known = KeptSuccession(self._head.proposed, settled=False)
-                self._ask_all(Note(self._head.proposed))
+                self._known = self._head.newest
+                self._ask_all(Note(self._head.newest))
                 self._changed.set()
             case Excluded(by):
                 self._excluded = by
@@ -195,7 +196,7 @@ class Doorway:
                 keys.complain(request, refused[1])
                 raise refused[0](text=refused[1])
             if request.path != AGENT_PATH:
-                raise not_the_head(self._known.succession)
+                raise not_the_head(self._known)
             return await self._greet(request)
 
         app = web.Application()
@@ -290,7 +291,7 @@ async def look_for_another(service: Orchestrator, run_dir: Path) -> None:
                     service.give_way(f"the orchestrator on {place.node} acts now (lease {lease}), at {place.url}")
 
 
-async def wait_or_give_way(doorway: Doorway, known: KeptSuccession, run_dir: Path) -> Head:
+async def wait_or_give_way(doorway: Doorway, known: Succession, run_dir: Path) -> Head:
     """As `Doorway.wait`, for a head that was started again: an heir may have become head meanwhile, and be asked."""
     waiting = asyncio.create_task(doorway.wait(math.inf))
     held = pass_of(run_dir, Role.OPERATOR)
@@ -299,9 +300,9 @@ async def wait_or_give_way(doorway: Doorway, known: KeptSuccession, run_dir: Pat
     try:
         async with aiohttp.ClientSession(timeout=limits, headers={"Authorization": f"Bearer {token}"}) as session:
             while not (await asyncio.wait((waiting,), timeout=LOOK_S))[0]:
-                for place in known.succession.heirs:
+                for place in known.heirs:
                     lease = await lease_at(session, place.url, context)
-                    if lease > known.succession.lease:
+                    if lease > known.lease:
                         raise Superseded(Succession(lease=lease, version=0, head=place))
         return waiting.result()
     finally:

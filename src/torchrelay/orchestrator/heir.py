@@ -14,10 +14,10 @@ from msgspec import Struct
 
 from torchrelay.api.endpoint import JOURNAL
 from torchrelay.orchestrator.doorway import Doorway, at_the_door, url_of
-from torchrelay.orchestrator.store.parts import SUCCESSION, Copy, KeptSuccession, Row
+from torchrelay.orchestrator.store.parts import SUCCESSION, Copy, Row
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.succession.head import Head
-from torchrelay.protocol.succession.succession import CopyId, Place
+from torchrelay.protocol.succession.succession import CopyId, Place, Succession
 from torchrelay.wire.files.launch import FILE
 from torchrelay.wire.messages.codec import MAX_MESSAGE, WireError, encode
 from torchrelay.wire.messages.inheritance import HEIR_PATH, Bequest, Holds, Inherit, Part, Piece, ToHeir, decode_to_heir
@@ -93,7 +93,7 @@ class Stream:
             raise WireError(f"{len(data)} bytes of a journal of {bequest.size} came")
         return bequest, bytes(data)
 
-    async def follow(self, copy: Copy, learn: Callable[[KeptSuccession], None]) -> None:
+    async def follow(self, copy: Copy, learn: Callable[[Succession], None]) -> None:
         """Write each part, and say so; until the connection ends, or this one asks for a lease itself."""
         while not self.over:
             part = await self.receive()

@@ -20,7 +20,6 @@ from torchrelay.client.heads import Heads, is_https, places_of
 from torchrelay.client.runs import NotPossible
 from torchrelay.orchestrator.http.door import Door, Strangers
 from torchrelay.orchestrator.store.journal import Journal
-from torchrelay.orchestrator.store.parts import KeptSuccession
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.succession.succession import CopyId, Succession
 from torchrelay.protocol.succession.succession import Place as CopyPlace
@@ -248,7 +247,7 @@ def test_a_runs_folder_tells_where_its_orchestrator_was_and_where_else_it_may_be
             head=CopyPlace(NodeId("m1"), CopyId("a"), "https://10.0.0.1:1"),
             heirs=(CopyPlace(NodeId("m2"), CopyId("b"), "https://10.0.0.2:2"), CopyPlace(NodeId("m3"), CopyId("c"))),
         )
-        journal.keep_succession(KeptSuccession(succession, settled=True))
+        journal.keep_succession(succession)
     assert [one.url for one in places_of(tmp_path)] == [
         "https://10.0.0.1:1",
         "https://10.0.0.1:1",

@@ -20,10 +20,10 @@ from msgspec import Struct, structs
 
 from torchrelay.orchestrator.core.traffic import AgentPort
 from torchrelay.orchestrator.store.journal import Journal, JournalUnavailable, Superseded
-from torchrelay.orchestrator.store.parts import KeptSuccession, Row
+from torchrelay.orchestrator.store.parts import Row
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.state import Cluster
-from torchrelay.protocol.succession.copying import Copying, forget, hear_held, may_leave
+from torchrelay.protocol.succession.copying import Copying, forget, hear_held, may_be_heirs, may_leave
 from torchrelay.protocol.succession.head import Head, hear_noted, propose
 from torchrelay.protocol.succession.succession import CopyId, Place, VoterId, may_be_majority
 from torchrelay.wire.messages.channel import Appoint, Note, Vote
@@ -91,7 +91,7 @@ class Heirs:
         self._cluster: Cluster | None = None
         self._connections: Mapping[NodeId, AgentPort] = {}
         self._refused: set[VoterId] = set()
-        self._proposed_s = 0.0
+        self._told_s = 0.0
         journal.on_part = self._copy
 
     def listens_at(self, url: str) -> None:
@@ -146,7 +146,7 @@ class Heirs:
         copy = port.place.copy
         if self._ports.get(copy) is not port:
             return
-        new = copy not in self._copying.held
+        new = copy not in {place.copy for place in self.head.needed}
         self._copying = hear_held(self._copying, copy, part)
         if part >= self._copying.written:
             self._behind_since_s.pop(copy, None)
@@ -174,7 +174,7 @@ class Heirs:
         self._part_with_slow()
         if self.head.proposed is None:
             self._propose(cluster)
-        elif self._now_s() - self._proposed_s >= AGAIN_S:
+        else:
             self._ask()
         if self.head.proposed is None:
             self._appoint(cluster)
@@ -195,8 +195,8 @@ class Heirs:
 
     def introduce(self, connection: AgentPort) -> None:
         """An agent has attached: it is to know what is so."""
-        if self.head.newest.voters:
-            connection.send(Note(self.head.newest, settled=self.head.proposed is None))
+        if any(self.head.newest.groups):
+            connection.send(Note(self.head.newest))
 
     def hear_vote(self, vote: Vote) -> None:
         """A voter has noted what we proposed, or has promised that to somebody else. Raises as `mind`."""
@@ -216,13 +216,13 @@ class Heirs:
 
     def _settled(self) -> None:
         now = self.head.settled
-        self._journal.keep_succession(KeptSuccession(now, settled=True))
+        self._journal.keep_succession(now)
         kept = {place.copy for place in now.heirs}
         for copy in [copy for copy in self._copying.held if copy not in kept and copy not in self._ports]:
             self._copying = forget(self._copying, copy)
         where = ", ".join(place.node for place in now.heirs) or "no other node"
         log.info("settled: copies of the journal are on %s; %d nodes vote", where, len(now.voters))
-        self._tell(Note(now, settled=True))
+        self._tell(Note(now))
         self._soon()
 
     def _propose(self, cluster: Cluster) -> None:
@@ -231,16 +231,21 @@ class Heirs:
         if self.head.proposed is None:
             return
         self._refused.clear()
-        self._journal.keep_succession(KeptSuccession(self.head.proposed, settled=False))
-        if not any(self.head.proposed.groups):  # nobody is to be asked
-            self.head = hear_noted(self.head, VoterId(""), self.head.proposed.order)
-            self._settled()
-        else:
-            self._ask()
+        self._journal.keep_succession(self.head.proposed)
+        self._told_s = -AGAIN_S
+        self._ask()
 
     def _ask(self) -> None:
-        self._proposed_s = self._now_s()
-        self._tell(Note(self.head.newest))
+        """Let voters note the proposal, again and again."""
+        now_s = self._now_s()
+        if self.head.proposed is None or now_s - self._told_s < AGAIN_S:
+            return
+        self._told_s = now_s
+        if any(self.head.proposed.groups):
+            self._tell(Note(self.head.proposed))
+        else:  # nobody is to be asked
+            self.head = hear_noted(self.head, VoterId(""), self.head.proposed.order)
+            self._settled()
 
     def _tell(self, message: Note) -> None:
         for connection in self._connections.values():
@@ -260,15 +265,12 @@ class Heirs:
         return tuple(found[node] for node in sorted(found)) if len(found) >= FEWEST_VOTERS else ()
 
     def _ready(self, cluster: Cluster) -> tuple[Place, ...]:
-        """Those that have the whole journal, but for what was written this moment. Who is one stays one."""
-        held = self._copying.held
-        found = [
-            port.place for copy, port in self._ports.items() if copy in held and is_alive(cluster, port.place.node)
-        ]
+        """Those that have the journal: all that has left, at least. Who is one stays one."""
+        here = [port.place for port in self._ports.values() if is_alive(cluster, port.place.node)]
         before = [place.copy for place in self.head.settled.heirs]
-        kept = [place for copy in before for place in found if place.copy == copy]
-        new = sorted((place for place in found if place.copy not in before), key=lambda place: place.node)
-        return tuple([*kept, *new][:HEIRS])
+        kept = [place for copy in before for place in here if place.copy == copy]
+        new = [one for one in here if one.copy not in before and may_be_heirs(self._copying, self.head, [one])]
+        return tuple([*kept, *sorted(new, key=lambda place: place.node)][:HEIRS])
 
     def _part_with_slow(self) -> None:
         now_s = self._now_s()

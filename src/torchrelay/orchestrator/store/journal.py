@@ -36,7 +36,6 @@ from torchrelay.orchestrator.store.mark import Mark, MarkFile, read_mark, shortf
 from torchrelay.orchestrator.store.parts import (
     STATEMENTS,
     SUCCESSION,
-    KeptSuccession,
     Row,
     Value,
     read_succession,
@@ -47,6 +46,7 @@ from torchrelay.orchestrator.store.tables import JournalRefused as JournalRefuse
 from torchrelay.protocol.messages.events import AnyEvent, Event
 from torchrelay.protocol.messages.ids import Generation, JobId, Point
 from torchrelay.protocol.rules.cluster import RULES_VERSION
+from torchrelay.protocol.succession.succession import Succession
 
 _RAISE = """
 INSERT INTO about VALUES ('lease', '1') ON CONFLICT DO UPDATE SET value = CAST(value AS INTEGER) + 1 RETURNING value
@@ -250,11 +250,11 @@ class Journal:
         with self._transaction():
             return archive.pack(self._db)
 
-    def keep_succession(self, kept: KeptSuccession) -> None:
+    def keep_succession(self, proposed: Succession) -> None:
         """Keep who may take our place. Raises as `append` does."""
-        self._write("about", (SUCCESSION, msgspec.json.encode(kept).decode()))
+        self._write("about", (SUCCESSION, msgspec.json.encode(proposed).decode()))
 
-    def succession(self) -> KeptSuccession | None:
+    def succession(self) -> Succession | None:
         """What was kept last."""
         return read_succession(self._db)
 

@@ -35,20 +35,13 @@ class Row(Struct, frozen=True, array_like=True):
     values: tuple[Value, ...]
 
 
-class KeptSuccession(Struct, frozen=True):
-    """The newest succession that the head had proposed, and whether it knew that it was settled."""
-
-    succession: Succession
-    settled: bool
-
-
-def read_succession(db: sqlite3.Connection) -> KeptSuccession | None:
-    """What stands in a journal; None if its orchestrator was always alone."""
+def read_succession(db: sqlite3.Connection) -> Succession | None:
+    """The newest that the head had proposed; None if its orchestrator was always alone."""
     row = db.execute("SELECT value FROM about WHERE name = ?", (SUCCESSION,)).fetchone()
-    return msgspec.json.decode(row[0], type=KeptSuccession) if row else None
+    return msgspec.json.decode(row[0], type=Succession) if row else None
 
 
-def kept_succession(path: Path) -> KeptSuccession | None:
+def kept_succession(path: Path) -> Succession | None:
     """What stands in the journal at this path; None if there is none, or if it cannot be read."""
     if not path.exists():
         return None
@@ -121,7 +114,7 @@ class Copy:
         self._db.execute("COMMIT")
         self.part = part
 
-    def succession(self) -> KeptSuccession | None:
+    def succession(self) -> Succession | None:
         """The newest one that the head had proposed."""
         return read_succession(self._db)
 

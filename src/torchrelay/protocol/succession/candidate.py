@@ -1,9 +1,9 @@
 """Candidate: an heir, or a head whose process was started again, asks the voters for a lease.
 
 Its copy of the journal counts if the newest succession that may be settled names it. To know which one that is, it
-needs the promises of a majority of the voters of that one, and, as long as nobody knows that it is settled, of the
-voters before it as well. What a minority has noted and a majority has promised to note no more will never be settled,
-and is passed over.
+needs the promises of a majority of its voters and, as long as nobody knows that it is settled, of those of its base.
+What too few have noted, and too many have promised to note no more, will never be settled: it is passed over, and what
+it follows is looked at in its place.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torchrelay.protocol.succession.succession import (
     Place,
     Succession,
     VoterId,
+    as_settled,
     is_majority,
     may_be_majority,
 )
@@ -26,10 +27,9 @@ class Waiting(Struct, frozen=True):
 
 
 class Elected(Struct, frozen=True):
-    """It has the lease, and goes on from this succession. `settled`: whether that one is known to be."""
+    """It has the lease, and goes on from this succession."""
 
     base: Succession
-    settled: bool
 
 
 class Excluded(Struct, frozen=True):
@@ -46,24 +46,27 @@ class Candidacy(Struct, frozen=True, kw_only=True):
 
     place      itself
     lease      what it asks for
-    known      the newest succession that it knew before
-    settled    whether it knew that to be settled
-    promises   what each voter had noted when it promised
+    known      the newest succession that it knew before; that a head has proposed itself, settled or not
     heard      the highest lease that anybody has promised to somebody
+    promises   what each voter had noted when it promised
     """
 
     place: Place
     lease: int
     known: Succession
-    settled: bool = False
+    heard: int
     promises: dict[VoterId, Ballot] = {}
-    heard: int = 0
 
 
-def stand(place: Place, known: Succession, *, settled: bool, heard: int = 0) -> Candidacy:
-    """Ask for a lease that is higher than all that were heard of."""
-    lease = max(known.lease, heard) + 1
-    return Candidacy(place=place, lease=lease, known=known, settled=settled, heard=max(known.lease, heard))
+def stand(place: Place, known: Succession, *, heard: int = 0) -> Candidacy:
+    """Ask for a lease that is higher than all that were heard of. `heard`: from voters, and what it asked for."""
+    heard = max(known.lease, heard)
+    return Candidacy(place=place, lease=heard + 1, known=known, heard=heard)
+
+
+def asked(candidacy: Candidacy) -> frozenset[VoterId]:
+    """Whose promises it needs, as far as it knows: it hears of others from these."""
+    return frozenset(voter for each in seen_by(candidacy) for group in each.groups for voter in group)
 
 
 def hear_answer(candidacy: Candidacy, voter: VoterId, ballot: Ballot, *, granted: bool) -> Candidacy:
@@ -76,49 +79,42 @@ def hear_answer(candidacy: Candidacy, voter: VoterId, ballot: Ballot, *, granted
 
 def judge(candidacy: Candidacy) -> Verdict:
     """What has come of it so far."""
-    promised = candidacy.promises
-    for succession in seen_by(candidacy):
-        settled = is_known_settled(candidacy, succession)
-        if not settled and not may_be_settled(candidacy, succession):
-            continue
-        if not succession.has_copy(candidacy.place.copy):
-            return Excluded(succession) if settled else Waiting()
-        groups = (succession.voters,) if settled else succession.groups
-        enough = all(is_majority(promised, group) for group in groups)
-        return Elected(succession, settled) if enough else Waiting()
-    return Waiting()
+    newest = max(seen_by(candidacy), key=lambda each: each.order)
+    for succession in newest.chain:
+        if is_known_settled(candidacy, succession):
+            return judge_by(candidacy, as_settled(succession))
+        if may_be_settled(candidacy, succession):
+            return judge_by(candidacy, succession)
+    raise AssertionError("the last of a chain is known to be settled")
+
+
+def judge_by(candidacy: Candidacy, succession: Succession) -> Verdict:
+    """What has come of it, if this is the newest that may be settled."""
+    copy = candidacy.place.copy
+    if () in succession.groups and succession.head.copy != copy:
+        return Waiting()  # a head without voters asks nobody when it goes on: an heir must know that it will not
+    if not all(is_majority(candidacy.promises, group) for group in succession.groups):
+        return Waiting()
+    if succession.has_copy(copy):
+        return Elected(succession)
+    return Excluded(succession) if succession.base is None else Waiting()
 
 
 def seen_by(candidacy: Candidacy) -> list[Succession]:
-    """All successions that anybody told of, newest first."""
-    found = {candidacy.known.order: candidacy.known}
-    for ballot in candidacy.promises.values():
-        if ballot.noted is not None:
-            found[ballot.noted.order] = ballot.noted
-    return [found[order] for order in sorted(found, reverse=True)]
+    """What it knew, and what voters have told of."""
+    told = [ballot.noted for ballot in candidacy.promises.values()]
+    return [candidacy.known, *(each for each in told if each is not None)]
 
 
 def is_known_settled(candidacy: Candidacy, succession: Succession) -> bool:
-    """Whether somebody knew it, or it must be, as its head has proposed the next one."""
-    if candidacy.settled and candidacy.known.order == succession.order:
-        return True
-    return any(
-        (ballot.settled and ballot.noted is not None and ballot.noted.order == succession.order)
-        or (ballot.noted is not None and follows(ballot.noted, succession))
-        for ballot in candidacy.promises.values()
-    ) or follows(candidacy.known, succession)
-
-
-def follows(later: Succession, earlier: Succession) -> bool:
-    """Whether the same head has proposed one after the other."""
-    return later.lease == earlier.lease and later.version > earlier.version
+    """Whether somebody knows it, or all that is needed have noted it."""
+    order = succession.order
+    known = {each.order for seen in seen_by(candidacy) for each in seen.chain if each.base is None}
+    noted = {voter for voter, ballot in candidacy.promises.items() if ballot.has_noted(order)}
+    return order in known or all(is_majority(noted, group) for group in succession.groups)
 
 
 def may_be_settled(candidacy: Candidacy, succession: Succession) -> bool:
-    """Whether a majority may have noted it, as far as those who have promised tell."""
-    without = {
-        voter
-        for voter, ballot in candidacy.promises.items()
-        if ballot.noted is None or ballot.noted.order < succession.order
-    }
+    """Whether enough voters may have noted it, as far as those who have promised tell."""
+    without = {voter for voter, ballot in candidacy.promises.items() if not ballot.has_noted(succession.order)}
     return all(may_be_majority(without, group) for group in succession.groups)

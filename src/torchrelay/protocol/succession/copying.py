@@ -5,11 +5,13 @@ The head numbers what it writes into its journal: its *parts*, from 1, under eac
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 from msgspec import Struct
 
 from torchrelay.protocol.succession.head import Head
-from torchrelay.protocol.succession.succession import CopyId
+from torchrelay.protocol.succession.succession import CopyId, Place
 
 
 class Copying(Struct, frozen=True):
@@ -35,3 +37,9 @@ def may_leave(copying: Copying, head: Head) -> int:
     if not head.acts:
         return 0
     return min((copying.held.get(place.copy, 0) for place in head.needed), default=copying.written)
+
+
+def may_be_heirs(copying: Copying, head: Head, places: Iterable[Place]) -> bool:
+    """Whether these may be proposed as heirs: they have all that anything has left of before they were needed."""
+    left = may_leave(copying, head)
+    return all(place.copy in copying.held and copying.held[place.copy] >= left for place in places)

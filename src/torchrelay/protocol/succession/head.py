@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from torchrelay.protocol.succession.succession import Place, Succession, VoterId, is_majority
+from torchrelay.protocol.succession.succession import Place, Succession, VoterId, as_settled, is_majority
 
 
 class Head(Struct, frozen=True, kw_only=True):
@@ -47,33 +47,38 @@ def first(place: Place, lease: int) -> Head:
     return Head(settled=Succession(lease=lease, version=0, head=place))
 
 
-def take_office(place: Place, lease: int, base: Succession, *, settled: bool) -> Head:
-    """A candidate that was elected: it acts when the voters have noted that. `settled`: whether the base is.
+def take_office(place: Place, lease: int, base: Succession) -> Head:
+    """A candidate that was elected: it acts when the voters have noted that.
 
     Other heirs may have more of the journal than it, or less: they are heirs again when they have its copy.
     """
-    before = (base.voters,) if settled else base.groups
-    proposed = Succession(lease=lease, version=1, head=place, voters=base.voters, before=before)
-    return Head(settled=base, proposed=proposed)
+    proposed = Succession(lease=lease, version=1, head=place, voters=base.voters, base=base)
+    return count(Head(settled=base, proposed=proposed))
 
 
 def propose(head: Head, heirs: tuple[Place, ...], voters: tuple[VoterId, ...]) -> Head:
-    """Change heirs or voters. An open proposal is finished first; a proposal of what is so is none."""
+    """Change heirs or voters. An open proposal is finished first; a proposal of what is so is none.
+
+    New heirs have all that has left: see `copying.may_be_heirs`.
+    """
+    assert voters or not heirs, "heirs need voters: without any, each of them could become head at once"
     now = head.settled
     if head.proposed is not None or (heirs, voters) == (now.heirs, now.voters):
         return head
     following = Succession(
-        lease=now.lease, version=now.version + 1, head=now.head, heirs=heirs, voters=voters, before=(now.voters,)
+        lease=now.lease, version=now.version + 1, head=now.head, heirs=heirs, voters=voters, base=now
     )
-    return msgspec.structs.replace(head, proposed=following, noted=frozenset())
+    return msgspec.structs.replace(head, proposed=following)
 
 
 def hear_noted(head: Head, voter: VoterId, order: tuple[int, int]) -> Head:
     """A voter has noted a succession."""
-    proposed = head.proposed
-    if proposed is None or proposed.order != order:
+    if head.proposed is None or head.proposed.order != order:
         return head
-    noted = head.noted | {voter}
-    if all(is_majority(noted, group) for group in proposed.groups):
-        return Head(settled=proposed)
-    return msgspec.structs.replace(head, noted=noted)
+    return count(msgspec.structs.replace(head, noted=head.noted | {voter}))
+
+
+def count(head: Head) -> Head:
+    """Whether enough voters have noted what it proposes: it is settled then."""
+    enough = all(is_majority(head.noted, group) for group in head.newest.groups)
+    return Head(settled=as_settled(head.newest)) if enough else head

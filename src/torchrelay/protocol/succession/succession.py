@@ -8,10 +8,10 @@ The journal is copied to the heirs, and nothing that depends on a part of it lea
 part. So an event costs as much with ten thousand nodes as with three. Only what is in this file needs a majority: to do
 without an heir that is lost, to rely on a new one, and to become head.
 
-Each orchestrator that acts has a *lease* of its own, and numbers its successions within it (`version`). A succession is
-*settled* when a majority of its voters, and a majority of the voters of the one before it, have noted it (and of the
-one before that, if nobody could tell that the one before was settled). A head proposes the next one when the last is
-settled, not earlier.
+Each orchestrator that acts has a *lease* of its own, and numbers its successions within it (`version`). A succession
+names the one that it follows, its *base*. It is *settled* when a majority of its voters have noted it, and a majority
+of the voters of its base; if nobody could tell whether the base was settled, the base's own base counts as well, and so
+on. A head proposes the next one when the last is settled, not earlier. One that is settled is told without its base.
 
 What must always be true, whatever is lost, late, repeated, or split from the others:
 
@@ -19,6 +19,10 @@ What must always be true, whatever is lost, late, repeated, or split from the ot
 2. Who has become head has all of the journal that any effect was seen of.
 3. When somebody has become head, nothing leaves a head with a lower lease any more, except for what all of its heirs
    had, and so the new head has as well.
+
+It holds as long as nobody forgets. What a voter notes or promises, and what a head proposes, is on a disk before
+anybody else hears of it. From its first proposal on, the copy of a head takes in nothing that is written under a lower
+lease. A voter or a copy that may have forgotten goes by another name.
 
 This is primary and backups with a reconfiguration by majorities: Lamport, Malkhi and Zhou, "Vertical Paxos and
 Primary-Backup Replication" (2009).
@@ -29,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NewType
 
+import msgspec
 from msgspec import Struct
 
 from torchrelay.protocol.messages.ids import NodeId
@@ -48,14 +53,14 @@ class Place(Struct, frozen=True):
 
 
 class Succession(Struct, frozen=True, kw_only=True):
-    """See above. `before`: the voters of the one before it; more such groups, if that was not known to be settled."""
+    """See above. `base`: what it follows; none: it is known to be settled."""
 
     lease: int
     version: int
     head: Place
     heirs: tuple[Place, ...] = ()
     voters: tuple[VoterId, ...] = ()
-    before: tuple[tuple[VoterId, ...], ...] = ()
+    base: Succession | None = None
 
     @property
     def order(self) -> tuple[int, int]:
@@ -63,18 +68,23 @@ class Succession(Struct, frozen=True, kw_only=True):
         return self.lease, self.version
 
     @property
-    def copies(self) -> tuple[Place, ...]:
-        """The head's, and its heirs'."""
-        return (self.head, *self.heirs)
+    def chain(self) -> tuple[Succession, ...]:
+        """It and its base, and so on: one of them is in force."""
+        return (self,) if self.base is None else (self, *self.base.chain)
 
     @property
     def groups(self) -> tuple[tuple[VoterId, ...], ...]:
         """Of each of these a majority must note it."""
-        return (self.voters, *self.before)
+        return tuple(dict.fromkeys(each.voters for each in self.chain))
 
     def has_copy(self, copy: CopyId) -> bool:
         """Whether this copy has all of the journal that counts, if this succession is in force."""
-        return any(place.copy == copy for place in self.copies)
+        return any(place.copy == copy for place in (self.head, *self.heirs))
+
+
+def as_settled(succession: Succession) -> Succession:
+    """The same, known to be settled: what it follows is of no account any more."""
+    return msgspec.structs.replace(succession, base=None)
 
 
 def is_majority(some: Collection[VoterId], voters: Iterable[VoterId]) -> bool:

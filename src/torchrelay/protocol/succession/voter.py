@@ -11,28 +11,33 @@ from torchrelay.protocol.succession.succession import CopyId, Succession
 class Ballot(Struct, frozen=True):
     """What one voter has said so far.
 
-    promised   the highest lease that it has heard of: what comes from a lower one is not noted any more
+    promised     the highest lease that it has heard of: what comes from a lower one is not noted any more
     promised_to  whose lease that is
-    noted      the newest succession that it has noted
-    settled    whether it knows that this one is settled
+    noted        the newest succession that it has noted
+    earlier      those of its chain that it had noted before
     """
 
     promised: int = 0
     promised_to: CopyId | None = None
     noted: Succession | None = None
-    settled: bool = False
+    earlier: tuple[tuple[int, int], ...] = ()
+
+    def has_noted(self, order: tuple[int, int]) -> bool:
+        """Whether it has noted this one: newest, or of its chain."""
+        return order in self.earlier or (self.noted is not None and self.noted.order == order)
 
 
-def note(ballot: Ballot, succession: Succession, *, settled: bool = False) -> tuple[Ballot, bool]:
-    """A head proposes a succession, or says that it is `settled`. Whether it is noted now."""
-    lease, head = succession.lease, succession.head.copy
-    if lease < ballot.promised or (lease == ballot.promised and ballot.promised_to not in (None, head)):
+def note(ballot: Ballot, succession: Succession) -> tuple[Ballot, bool]:
+    """A head proposes a succession, or says that it is settled. Whether it is noted now."""
+    lease, head, known = succession.lease, succession.head.copy, ballot.noted
+    if lease < ballot.promised or (lease == ballot.promised and ballot.promised_to != head):
         return ballot, False
-    known = ballot.noted
+    if known is not None and succession.order <= known.order and known.base is None:
+        return ballot, succession.order == known.order  # a proposal that comes late does not make it less settled
     if known is not None and succession.order < known.order:
         return ballot, False
-    knows = settled or (ballot.settled and known is not None and known.order == succession.order)
-    return Ballot(promised=lease, promised_to=head, noted=succession, settled=knows), True
+    earlier = tuple(each.order for each in succession.chain[1:] if ballot.has_noted(each.order))
+    return Ballot(promised=lease, promised_to=head, noted=succession, earlier=earlier), True
 
 
 def promise(ballot: Ballot, lease: int, copy: CopyId) -> tuple[Ballot, bool]:

@@ -198,10 +198,9 @@ class Shutdown(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Note(Struct, frozen=True, tag=True):
-    """Note this succession; `settled`: it is. A head says it; the answer is `Vote`."""
+    """Note this succession: a head proposes it, or says that it is settled. The answer is `Vote`."""
 
     succession: Succession
-    settled: bool = False
 
 
 class Ask(Struct, frozen=True, tag=True):
