@@ -68,25 +68,25 @@ def test_an_heir_that_is_dropped_in_every_order_of_things() -> None:
 
 
 def test_an_heir_that_is_dropped_and_voters_that_hear_that_it_is_settled() -> None:
-    assert walk(dropped_heir(tells_settled=True), 20_000) == 20_000
+    assert walk(dropped_heir(tells_settled=True), 8_000) == 8_000
 
 
 def test_a_first_heir_in_many_orders_of_things() -> None:
-    assert walk(first_heir(), 20_000) == 20_000
+    assert walk(first_heir(), 8_000) == 8_000
 
 
 def test_three_leases_in_many_orders_of_things() -> None:
-    assert walk(dropped_heir(leases=3), 15_000) == 15_000
-    assert walk(first_heir(leases=3), 15_000) == 15_000
+    assert walk(dropped_heir(leases=3), 6_000) == 6_000
+    assert walk(first_heir(leases=3), 6_000) == 6_000
 
 
 def test_another_heir_in_many_orders_of_things() -> None:
-    assert walk(other_heir(), 15_000) == 15_000
-    assert walk(two_heirs(leases=3, parts=0), 15_000) == 15_000
+    assert walk(other_heir(), 6_000) == 6_000
+    assert walk(two_heirs(leases=3, parts=0), 6_000) == 6_000
 
 
 def test_other_voters_in_many_orders_of_things() -> None:
-    assert walk(other_voters(), 15_000) == 15_000
+    assert walk(other_voters(), 6_000) == 6_000
 
 
 # ---------------------------------------------------------------- a rule that is broken is noticed
@@ -115,7 +115,7 @@ def test_it_is_noticed_when_heirs_to_be_dropped_do_not_count(monkeypatch: pytest
 
 
 def test_it_is_noticed_when_nobody_waits_for_heirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "may_leave", lambda known, _: known.written)
+    monkeypatch.setattr(copying, "let_leave", lambda known, _: replace(known, left=known.written))
     assert "lacks what has left" in noticed(dropped_heir())
 
 
@@ -164,7 +164,7 @@ def test_it_is_noticed_when_only_what_is_newest_counts(monkeypatch: pytest.Monke
 
 def test_it_is_noticed_when_what_may_be_settled_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidate, "may_be_settled", lambda *_: False)
-    assert "lacks what has left" in noticed(dropped_heir())
+    assert "passes over what is settled" in noticed(dropped_heir())
 
 
 def test_it_is_noticed_when_all_that_was_proposed_counts_as_settled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_it_is_noticed_when_voters_forget_what_they_noted_before(monkeypatch: py
         return replace(after, earlier=()), noted
 
     monkeypatch.setattr(voter, "note", note)
-    assert "cannot become head" in noticed(two_heirs(leases=3, parts=0, versions=0, standing=(X,)))
+    assert "passes over what is settled" in noticed(two_heirs(leases=3, parts=0, standing=(X, Y)), limit=100_000)
 
 
 def test_it_is_noticed_when_a_succession_is_told_without_its_base(monkeypatch: pytest.MonkeyPatch) -> None:

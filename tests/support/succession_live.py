@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from tests.support.succession_world import Copy, State, Violation, World
+from tests.support.succession_world import Copy, Part, State, Violation, World
 from torchrelay.protocol.succession import candidate as standing
 from torchrelay.protocol.succession import head as heads
 from torchrelay.protocol.succession import voter as voting
@@ -19,23 +19,29 @@ class Live:
     """Looks at states; what it has found out of equal parts of states it remembers."""
 
     def __init__(self) -> None:
-        self._leads: dict[tuple[tuple[int, ...], int, tuple[VoterId, ...]], bool] = {}
+        self._bases: dict[tuple[tuple[int, ...], int, tuple[VoterId, ...]], Succession | None] = {}
         self._settled: dict[tuple[tuple[int, ...], int], Succession] = {}
 
     def __call__(self, world: World, state: State) -> None:
-        """With all voters, each copy that counts can become head; with just a majority, one of all copies can."""
+        """With all voters, each copy that counts can become head; with just a majority, one of all copies can.
+
+        And nobody can, with any of these, who does not follow what is settled.
+        """
         settled = self.settled(world, state)
         copies = dict(zip(state.copies, map(world.copy.things.__getitem__, state.copies), strict=True))
+        for some in (world.voters, *majorities(world, state)):
+            bases = {number: self.base(world, state, number, some) for number in copies}
+            if all(base is None for base in bases.values()):
+                raise Violation(f"nobody can become head, although all copies and {some} are there")
+            for number, base in bases.items():
+                if base is not None and base.order < settled.order:
+                    raise Violation(f"{copies[number].place.copy} could become head, and passes over what is settled")
         for number, copy in copies.items():
             if settled.has_copy(copy.place.copy) and knows_whom_to_ask(copy, settled):
-                if not self.leads(world, state, number, world.voters):
+                if self.base(world, state, number, world.voters) is None:
                     raise Violation(f"{copy.place.copy} cannot become head, although all voters are there")
-                lacking = {(lease, world.lease_of(state, lease).left) for lease in with_effects(world, state)}
-                if not lacking <= copy.parts | {(lease, 0) for lease in range(1, world.leases + 1)}:
+                if not effects(world, state) <= copy.parts:
                     raise Violation(f"{copy.place.copy} could become head, and lacks what has left")
-        for some in majorities(world, state):
-            if not any(self.leads(world, state, number, some) for number in copies):
-                raise Violation(f"nobody can become head, although all copies and {some} are there")
 
     def settled(self, world: World, state: State) -> Succession:
         """The newest that is settled, as the world knows."""
@@ -52,13 +58,13 @@ class Live:
             )
         return self._settled[key]
 
-    def leads(self, world: World, state: State, number: int, voters: tuple[VoterId, ...]) -> bool:
-        """Whether a copy becomes head, if it and these voters are there, and nothing else disturbs."""
+    def base(self, world: World, state: State, number: int, voters: tuple[VoterId, ...]) -> Succession | None:
+        """What a copy goes on from as a head, if it and these voters are there, and nothing else disturbs."""
         key = (state.voters, number, voters)
-        if key not in self._leads:
+        if key not in self._bases:
             ballots = {name: voter.ballot for name, voter in world.named(state) if name in voters}
-            self._leads[key] = becomes_head(world.copy.things[number], ballots, heard=world.leases)
-        return self._leads[key]
+            self._bases[key] = become_head(world.copy.things[number], ballots, heard=world.leases)
+        return self._bases[key]
 
 
 def knows_whom_to_ask(copy: Copy, settled: Succession) -> bool:
@@ -66,8 +72,10 @@ def knows_whom_to_ask(copy: Copy, settled: Succession) -> bool:
     return copy.known is not None and (copy.known.voters != () or copy.place == settled.head)
 
 
-def with_effects(world: World, state: State) -> list[int]:
-    return [lease for lease in range(1, world.leases + 1) if world.lease.things[state.leases[lease - 1]] is not None]
+def effects(world: World, state: State) -> set[Part]:
+    """The newest part of each lease that has left."""
+    offices = enumerate(map(world.lease.things.__getitem__, state.leases), 1)
+    return {(lease, office.left) for lease, office in offices if office is not None and office.left}
 
 
 def majorities(world: World, state: State) -> list[tuple[VoterId, ...]]:
@@ -82,24 +90,24 @@ def majorities(world: World, state: State) -> list[tuple[VoterId, ...]]:
     return found
 
 
-def becomes_head(copy: Copy, ballots: Ballots, *, heard: int) -> bool:
+def become_head(copy: Copy, ballots: Ballots, *, heard: int) -> Succession | None:
     """Nothing is lost, and nobody else asks."""
     if copy.known is None:
-        return False
+        return None
     candidacy = standing.stand(copy.place, copy.known, heard=heard)
     answered: set[VoterId] = set()
     while waiting := sorted(standing.asked(candidacy) & ballots.keys() - answered):
         for name in waiting:
             if isinstance(standing.judge(candidacy), Excluded):
-                return False  # it asks nobody else
+                return None  # it asks nobody else
             ballots[name], granted = voting.promise(ballots[name], candidacy.lease, copy.place.copy)
             candidacy = standing.hear_answer(candidacy, name, ballots[name], granted=granted)
             answered.add(name)
     verdict = standing.judge(candidacy)
     if not isinstance(verdict, Elected):
-        return False
+        return None
     head = heads.take_office(copy.place, candidacy.lease, verdict.base)
     for name, ballot in ballots.items():
         if voting.note(ballot, head.newest)[1]:
             head = heads.hear_noted(head, name, head.newest.order)
-    return head.acts
+    return verdict.base if head.acts else None

@@ -284,7 +284,7 @@ class World:
         if head.settled.version > self.versions:
             return
         for heirs, voters in self.changes:
-            if copy.place in heirs or (self.waits and not copies.may_be_heirs(self.copying(copy), head, heirs)):
+            if copy.place in heirs or (self.waits and not copies.may_be_heirs(self.copying(state, copy), heirs)):
                 continue
             after = heads.propose(head, heirs, voters)
             if after is not head:
@@ -292,9 +292,9 @@ class World:
                 made = copy._replace(known=after.newest, head=(after, heard))
                 yield self.append(state, index, made, after.newest)._replace(told=told)
 
-    def copying(self, copy: Copy) -> Copying:
+    def copying(self, state: State, copy: Copy) -> Copying:
         assert copy.head is not None
-        return Copying(written=copy.holds, held=dict(copy.head[1]))
+        return Copying(written=copy.holds, held=dict(copy.head[1]), left=self.lease_of(state, copy.source).left)
 
     def take_in(self, state: State, index: int) -> Iterator[State]:
         """A copy gets the next part."""
@@ -316,7 +316,7 @@ class World:
             return
         for other in map(self.copy.things.__getitem__, state.copies):
             if other.source == copy.source and other.place != copy.place:
-                held = copies.hear_held(self.copying(copy), other.place.copy, other.holds).held
+                held = copies.hear_held(self.copying(state, copy), other.place.copy, other.holds).held
                 heard = tuple(sorted(held.items()))
                 if heard != copy.head[1]:
                     yield self.leave(self.put(state, index, copy._replace(head=(copy.head[0], heard))), index)
@@ -326,7 +326,7 @@ class World:
         copy = self.copy.things[state.copies[index]]
         assert copy.head is not None
         record = self.lease_of(state, copy.source)
-        left = copies.may_leave(self.copying(copy), copy.head[0])
+        left = copies.let_leave(self.copying(state, copy), copy.head[0]).left
         if left <= record.left:
             return state
         for later in range(copy.source + 1, self.leases + 1):

@@ -3,7 +3,6 @@
     python -m torchrelay.simulation --seeds 10000 --jobs 2
     python -m torchrelay.simulation --seed 7 --story
     python -m torchrelay.simulation --seed 7 --nodes 512
-    python -m torchrelay.simulation --succession --seeds 100000
 
 Exits with 0 if no invariant was violated, with 1 if one was, with 3 if the seeds did not reach all that they must.
 """
@@ -27,7 +26,6 @@ from torchrelay.protocol.model.job import BEFORE_CUTOVER, RECOVERING, JobPhase
 from torchrelay.protocol.model.moves import OPEN_MOVES, MoveState
 from torchrelay.protocol.recovery.ending import NO_SPARE, NO_STATE, REFUSED, STOPPED
 from torchrelay.simulation.model.plans import FaultKind, Lack, Plan
-from torchrelay.simulation.succession import many as successions
 from torchrelay.simulation.world import Result, run_large, run_seed
 from torchrelay.terminal.progress import progress
 
@@ -93,19 +91,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to use (default 1)")
     parser.add_argument("--seed", type=int, metavar="SEED", help="one schedule only")
     parser.add_argument("--nodes", type=int, metavar="N", help="with --seed: a job on so many nodes of eight ranks")
-    parser.add_argument("--succession", action="store_true", help="heads that are lost, and who takes their place")
     parser.add_argument("--story", action="store_true", help="tell what happens in it")
     options = parser.parse_args()
     if options.seeds < 1 or options.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
     if options.nodes is not None and (options.nodes < 4 or options.seed is None):
         parser.error("--nodes must be at least 4, and goes with --seed")
-    if options.succession and options.nodes is not None:
-        parser.error("--succession has nodes of its own: leave --nodes out")
-    if options.succession and options.seed is None:
-        return successions.run_many(options.first, options.seeds, options.jobs)
-    if options.succession:
-        return successions.show(options.seed, 10**9 if options.story else SHOWN_LINES)
     if options.seed is not None:
         large = options.nodes is not None
         result = run_large(options.seed, options.nodes, story=True) if large else run_seed(options.seed, story=True)

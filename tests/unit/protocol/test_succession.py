@@ -22,7 +22,7 @@ from tests.support.succession import (
     three,
 )
 from torchrelay.protocol.succession.candidate import stand
-from torchrelay.protocol.succession.copying import Copying, forget, hear_held, may_be_heirs, may_leave
+from torchrelay.protocol.succession.copying import Copying, forget, hear_held, let_leave, may_be_heirs, write
 from torchrelay.protocol.succession.head import Head, first, hear_noted, propose, take_office
 from torchrelay.protocol.succession.succession import CopyId, Succession, as_settled, is_majority, may_be_majority
 from torchrelay.protocol.succession.voter import Ballot, note, promise
@@ -256,26 +256,36 @@ def test_a_head_without_voters_that_is_started_again_acts_at_once() -> None:
 
 
 def copied(**held: int) -> Copying:
+    """What a head knows that has written nine parts."""
     copying = Copying(written=9)
     for name, part in held.items():
         copying = hear_held(copying, CopyId(name), part)
     return copying
 
 
+def left(copying: Copying, head: Head) -> int:
+    return let_leave(copying, head).left
+
+
 def test_what_all_heirs_have_may_leave() -> None:
-    assert may_leave(copied(x=7, y=5), acting()) == 5
-    assert may_leave(copied(x=7), acting()) == 0, "nothing was heard from y"
+    assert left(copied(x=7, y=5), acting()) == 5
+    assert left(copied(x=7), acting()) == 0, "nothing was heard from y"
 
 
 def test_a_head_without_heirs_waits_for_nobody() -> None:
-    assert may_leave(Copying(), first(H, 1)) == 0
-    assert may_leave(copied(), first(H, 1)) == 9
-    assert may_leave(copied(x=3), acting(Succession(lease=1, version=5, head=H, voters=ABC))) == 9
+    assert left(Copying(), first(H, 1)) == 0
+    assert left(copied(), first(H, 1)) == 9
+    assert left(write(copied()), first(H, 1)) == 10
+    assert left(copied(x=3), acting(Succession(lease=1, version=5, head=H, voters=ABC))) == 9
 
 
 def test_nothing_leaves_who_does_not_act() -> None:
     alone = Succession(lease=1, version=5, head=H, voters=ABC)
-    assert may_leave(copied(), take_office(H, 2, alone)) == 0
+    assert left(copied(), take_office(H, 2, alone)) == 0
+
+
+def test_what_is_written_takes_nothing_from_what_copies_have() -> None:
+    assert write(copied(x=7)).held == {X.copy: 7}
 
 
 def test_an_older_word_of_a_copy_changes_nothing() -> None:
@@ -287,36 +297,46 @@ def test_a_copy_that_is_no_more_has_nothing() -> None:
     assert forget(copied(x=7, y=5), X.copy) == copied(y=5)
 
 
+def test_what_has_left_has_left() -> None:
+    copying = let_leave(copied(x=7, y=5), acting())
+    assert left(forget(copying, Y.copy), acting()) == 5
+    assert left(copying, propose(acting(), (X, Z), ABC)) == 5
+
+
 def test_heirs_that_are_proposed_count_beside_those_there_are() -> None:
     head = propose(acting(), (Y, Z), ABC)
     assert head.needed == (X, Y, Z)
-    assert may_leave(copied(x=7, y=6, z=2), head) == 2
-    assert may_leave(copied(x=3, y=6, z=7), head) == 3
+    assert left(copied(x=7, y=6, z=2), head) == 2
+    assert left(copied(x=3, y=6, z=7), head) == 3
 
 
 def test_an_heir_that_is_dropped_counts_until_that_is_settled() -> None:
     head = propose(acting(), (Y,), ABC)
-    assert may_leave(copied(x=3, y=6), head) == 3
-    assert may_leave(copied(x=3, y=6), three().settle(head, A, B)) == 6
+    assert left(copied(x=3, y=6), head) == 3
+    assert left(copied(x=3, y=6), three().settle(head, A, B)) == 6
 
 
 def test_who_lacks_what_has_left_cannot_be_an_heir() -> None:
-    copying = copied(x=7, y=6, z=5)
-    assert not may_be_heirs(copying, acting(), (Y, Z)), "part 6 may have left"
-    assert may_be_heirs(hear_held(copying, Z.copy, 6), acting(), (Y, Z))
-    assert not may_be_heirs(copied(x=0, y=0), acting(), (X, Z)), "nothing was heard from z"
-    assert may_be_heirs(copied(x=0, y=0, z=0), acting(), (X, Z))
+    copying = let_leave(copied(x=7, y=6, z=5), acting())
+    assert not may_be_heirs(copying, (Y, Z))
+    assert may_be_heirs(hear_held(copying, Z.copy, 6), (Y, Z))
+    assert not may_be_heirs(forget(copying, X.copy), (Y, Z)), "it had left before x was forgotten"
+
+
+def test_a_copy_that_nothing_was_heard_from_cannot_be_an_heir() -> None:
+    assert not may_be_heirs(copied(x=0, y=0), (X, Z))
+    assert may_be_heirs(copied(x=0, y=0, z=0), (X, Z))
 
 
 def test_who_becomes_an_heir_of_a_head_without_any_has_all() -> None:
-    assert not may_be_heirs(copied(x=8), first(H, 1), (X,))
-    assert may_be_heirs(copied(x=9), first(H, 1), (X,))
-    assert may_be_heirs(copied(), first(H, 1), ())
+    assert not may_be_heirs(let_leave(copied(x=8), first(H, 1)), (X,))
+    assert may_be_heirs(let_leave(copied(x=9), first(H, 1)), (X,))
 
 
 def test_heirs_that_are_silent_can_be_dropped() -> None:
-    assert may_be_heirs(copied(x=3), acting(), ())
-    assert may_be_heirs(copied(x=3), acting(), (X,))
+    copying = let_leave(copied(x=9, y=3), acting())
+    assert may_be_heirs(copying, (X,))
+    assert may_be_heirs(copying, ())
 
 
 def test_a_new_head_has_no_heirs_as_they_lack_its_copy() -> None:

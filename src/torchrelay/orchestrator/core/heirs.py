@@ -23,7 +23,7 @@ from torchrelay.orchestrator.store.journal import Journal, JournalUnavailable, S
 from torchrelay.orchestrator.store.parts import Row
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.state import Cluster
-from torchrelay.protocol.succession.copying import Copying, forget, hear_held, may_be_heirs, may_leave
+from torchrelay.protocol.succession.copying import Copying, forget, hear_held, let_leave, may_be_heirs, write
 from torchrelay.protocol.succession.head import Head, hear_noted, propose
 from torchrelay.protocol.succession.succession import CopyId, Place, VoterId, may_be_majority
 from torchrelay.wire.messages.channel import Appoint, Note, Vote
@@ -82,7 +82,7 @@ class Heirs:
         self._journal = journal
         self._node = node
         self._now_s = now_s
-        self._copying = Copying()
+        self._copying = Copying(written=journal.part)
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._ports: dict[CopyId, HeirPort] = {}
         self._behind_since_s: dict[CopyId, float] = {}
@@ -105,18 +105,19 @@ class Heirs:
 
     def when_safe(self, action: Callable[[], None]) -> None:
         """Do this as soon as all heirs have what has been written by now: at once, if they have. In order."""
-        if self._waiting or may_leave(self._copying, self.head) < self._journal.part:
+        self._copying = let_leave(self._copying, self.head)
+        if self._waiting or self._copying.left < self._journal.part:
             self._waiting.append((self._journal.part, action))
         else:
             action()
 
     def _let_out(self) -> None:
-        free = may_leave(self._copying, self.head)
-        while self._waiting and self._waiting[0][0] <= free:
+        self._copying = let_leave(self._copying, self.head)
+        while self._waiting and self._waiting[0][0] <= self._copying.left:
             self._waiting.popleft()[1]()
 
     def _copy(self, number: int, rows: tuple[Row, ...]) -> None:
-        self._copying = Copying(written=number, held=self._copying.held)
+        self._copying = write(self._copying)
         if not self._ports:
             return
         part = Part(number, tuple((row.kind, row.values) for row in rows))
@@ -269,7 +270,7 @@ class Heirs:
         here = [port.place for port in self._ports.values() if is_alive(cluster, port.place.node)]
         before = [place.copy for place in self.head.settled.heirs]
         kept = [place for copy in before for place in here if place.copy == copy]
-        new = [one for one in here if one.copy not in before and may_be_heirs(self._copying, self.head, [one])]
+        new = [one for one in here if one.copy not in before and may_be_heirs(self._copying, [one])]
         return tuple([*kept, *sorted(new, key=lambda place: place.node)][:HEIRS])
 
     def _part_with_slow(self) -> None:

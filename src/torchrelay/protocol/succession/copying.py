@@ -15,10 +15,21 @@ from torchrelay.protocol.succession.succession import CopyId, Place
 
 
 class Copying(Struct, frozen=True):
-    """`written`: the newest part. `held`: the newest part that each heir has, and all those before it."""
+    """How far everything is.
+
+    written  the newest part
+    held     the newest part that each copy has, and all those before it
+    left     the newest part that anything which has left the head depends on
+    """
 
     written: int = 0
     held: dict[CopyId, int] = {}
+    left: int = 0
+
+
+def write(copying: Copying) -> Copying:
+    """The head has written the next part."""
+    return msgspec.structs.replace(copying, written=copying.written + 1)
 
 
 def hear_held(copying: Copying, copy: CopyId, part: int) -> Copying:
@@ -32,14 +43,14 @@ def forget(copying: Copying, copy: CopyId) -> Copying:
     return msgspec.structs.replace(copying, held={name: part for name, part in copying.held.items() if name != copy})
 
 
-def may_leave(copying: Copying, head: Head) -> int:
-    """What depends on parts up to this one may leave; 0: nothing may, as somebody else may act."""
+def let_leave(copying: Copying, head: Head) -> Copying:
+    """All leaves that may: see `left`. From a head that does not act nothing may, as somebody else may act."""
     if not head.acts:
-        return 0
-    return min((copying.held.get(place.copy, 0) for place in head.needed), default=copying.written)
+        return copying
+    part = min((copying.held.get(place.copy, 0) for place in head.needed), default=copying.written)
+    return msgspec.structs.replace(copying, left=max(copying.left, part))
 
 
-def may_be_heirs(copying: Copying, head: Head, places: Iterable[Place]) -> bool:
+def may_be_heirs(copying: Copying, places: Iterable[Place]) -> bool:
     """Whether these may be proposed as heirs: they have all that anything has left of before they were needed."""
-    left = may_leave(copying, head)
-    return all(place.copy in copying.held and copying.held[place.copy] >= left for place in places)
+    return all(place.copy in copying.held and copying.held[place.copy] >= copying.left for place in places)

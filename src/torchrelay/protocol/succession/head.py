@@ -43,7 +43,7 @@ class Head(Struct, frozen=True, kw_only=True):
 
 
 def first(place: Place, lease: int) -> Head:
-    """The first orchestrator of a run, or one that is alone: nobody else can act, and no voter is asked."""
+    """The first orchestrator of a run: nobody else can act, and no voter is asked."""
     return Head(settled=Succession(lease=lease, version=0, head=place))
 
 

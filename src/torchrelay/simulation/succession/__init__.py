@@ -1,1 +1,1 @@
-"""Heads, heirs and voters in a seeded world: `python -m torchrelay.simulation --succession --seeds 10000`."""
+"""Heads, heirs and voters in a seeded world: `python -m torchrelay.simulation.succession --seeds 10000`."""

@@ -202,18 +202,18 @@ class Node:
         lease = self.head.newest.lease
         self.written.append(item)
         self.disk.have[lease] = len(self.written)
-        self.copying = Copying(len(self.written), self.copying.held)
+        self.copying = copies.write(self.copying)
         self.let_leave()
 
     def let_leave(self) -> None:
         assert self.head is not None
-        part = copies.may_leave(self.copying, self.head)
-        if part and self.around.judge.leave(self.head.newest.lease, part):
+        self.copying = copies.let_leave(self.copying, self.head)
+        if self.around.judge.leave(self.head.newest.lease, self.copying.left):
             self.around.reach("left")
 
     def propose(self, heirs: tuple[Place, ...], voters: tuple[VoterId, ...]) -> None:
         assert self.head is not None
-        if self.around.duties.waits and not copies.may_be_heirs(self.copying, self.head, heirs):
+        if self.around.duties.waits and not copies.may_be_heirs(self.copying, heirs):
             return
         after = heads.propose(self.head, heirs, voters)
         if after is self.head:

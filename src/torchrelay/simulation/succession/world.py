@@ -10,10 +10,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
+from torchrelay.protocol.succession import copying as copies
 from torchrelay.protocol.succession import head as heads
 from torchrelay.protocol.succession import voter as voting
 from torchrelay.protocol.succession.head import Head
-from torchrelay.protocol.succession.succession import Place, Succession, VoterId
+from torchrelay.protocol.succession.succession import Succession, VoterId
 from torchrelay.simulation.succession.judge import Judge, Violation
 from torchrelay.simulation.succession.node import Node, node_of
 from torchrelay.simulation.succession.words import DUTIES, Disk, Duties, Word
@@ -159,6 +160,9 @@ class World:
         heirs, voters = list(head.settled.heirs), head.settled.voters
         ready = [base.place for copy, base in node.copied.items() if copy in node.copying.held]
         ready = [place for place in ready if place not in heirs]
+        if node.copying.held and chance.random() < 0.1:
+            self.reach("copy forgotten")
+            node.copying = copies.forget(node.copying, chance.choice(list(node.copying.held)))
         if heirs and chance.random() < (0.3 if len(heirs) < 2 else 0.7):
             heirs.pop(chance.randrange(len(heirs)))
         if ready and chance.random() < 0.8:
@@ -238,6 +242,9 @@ class World:
     def heal(self) -> None:
         """All that is not lost for good is there, nothing is lost or late: somebody acts, if that can be asked for."""
         self.sides, self.healed = (), True
+        if self.chance.random() < 0.5:
+            self.heal_alone()
+            return
         gone = {node.number for node in self.nodes if not node.up} if self.chance.random() < 0.7 else set()
         for node in self.nodes:
             node.up = node.number not in gone
@@ -258,6 +265,27 @@ class World:
         if wanted:
             raise Violation(f"nobody becomes head, although {wanted}")
         self.reach("too few are left")
+
+    def heal_alone(self) -> None:
+        """All voters are there, and of the copies that count just one: it becomes head."""
+        for node in self.nodes:
+            node.start_again()
+            node.up = True
+        if self.chance.random() < 0.5:
+            self.words.clear()
+        self.quiet()
+        settled, voters, there = self.asked_for()
+        able = [node for node in self.nodes if self.knows(node, settled)]
+        if not able or voters != there:
+            self.reach("too few are left")
+            return
+        node = self.chance.choice([node for node in able if node.disk.place != settled.head] or able)
+        node.heard = max(each.ballot.promised for each in self.nodes)
+        node.stand()
+        self.quiet()
+        if not self.goes_on(node):
+            raise Violation(f"{node.disk.place.copy} does not become head, although all voters are there")
+        self.reach("goes on alone")
 
     def quiet(self) -> None:
         """Everything that was said arrives."""
@@ -284,28 +312,44 @@ class World:
                 return False
         return self.judge.offices[lease].left == len(node.written)
 
+    def open(self) -> list[Succession]:
+        """What is settled, and all that may yet be, or seem so: heads may have proposed what nobody has heard of."""
+        settled, *newer = self.judge.open()
+        proposed = [node.disk.known for node in self.nodes if node.disk.known is not None]
+        return [settled, *newer, *(each for each in proposed if each.order > settled.order)]
+
+    def asked_for(self) -> tuple[Succession, set[VoterId], set[VoterId]]:
+        """What is settled, all voters who can matter, and those of them who are there with their memory."""
+        settled, *newer = self.open()
+        voters = {voter for each in (settled, *newer) for group in each.groups for voter in group}
+        return settled, voters, {voter for voter in voters if self.is_there(voter)}
+
+    def is_there(self, voter: VoterId) -> bool:
+        node = self.nodes[node_of(voter)]
+        return node.up and node.voter == voter
+
+    def knows(self, node: Node, settled: Succession) -> bool:
+        """Whether it has a copy that counts, and can find out: it knows voters who are there, or has proposed it.
+
+        An heir of a head that was alone knows of no voters, until it has the part with the first proposal.
+        """
+        known, copy = node.disk.known, node.disk.place.copy
+        if known is None or not node.up or not settled.has_copy(copy):
+            return False
+        voters = [voter for group in known.groups for voter in group]
+        return copy == settled.head.copy or (voters != [] and all(map(self.is_there, voters)))
+
     def wanted(self) -> str:
         """Why somebody must become head; empty if that cannot be asked for."""
-        judge = self.judge
-        settled, *newer = judge.open()
-        proposed = [node.disk.known for node in self.nodes if node.disk.known is not None]
-        opened = [settled, *newer, *(each for each in proposed if each.order > settled.order)]
-        voters = {voter for each in opened for group in each.groups for voter in group}
-        there = {voter for voter in voters if self.nodes[node_of(voter)].up and voter in self.voters()}
-        disks = [node.disk for node in self.nodes if node.up and node.disk.known is not None]
-        copies = {disk.place.copy for disk in disks}
-        # An heir of a head that was alone knows of no voters, until it has the part with the first proposal.
-        know = {disk.place.copy for disk in disks if disk.known and disk.known.voters} | {settled.head.copy} & copies
-        if voters == there and any(place.copy in know for place in places_of(settled)):
+        settled, voters, there = self.asked_for()
+        if voters == there and any(self.knows(node, settled) for node in self.nodes):
             return f"all voters are there, and a copy of {settled.order}"
+        copies = {node.disk.place.copy for node in self.nodes if node.up and node.disk.known is not None}
+        opened = self.open()
         enough = all(2 * len(there & set(group)) > len(set(group)) for each in opened for group in each.groups if group)
-        if enough and all(place.copy in copies for each in opened for place in places_of(each)):
+        if enough and all(place.copy in copies for each in opened for place in (each.head, *each.heirs)):
             return "a majority of the voters and all copies are there"
         return ""
-
-
-def places_of(succession: Succession) -> tuple[Place, ...]:
-    return (succession.head, *succession.heirs)
 
 
 def run_seed(seed: int, *, duties: Duties = DUTIES, story: bool = False) -> Result:
