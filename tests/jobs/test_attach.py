@@ -15,7 +15,7 @@ from tests.support.faults import faulty
 from tests.support.jobs import differences, wait_until
 from tests.support.machines.fleet import EVIDENCE, at
 from tests.support.machines.harness import Machines
-from tests.support.machines.headless import FLAGS, OTHERS, Headless, begun, settled_on
+from tests.support.machines.headless import FLAGS, OTHERS, Headless, all_heard, begun, settled_on
 from tests.support.machines.needs import needs_machines
 from tests.support.twins import undisturbed
 
@@ -78,6 +78,7 @@ def test_it_is_followed_from_another_machine_through_the_loss_of_two_heads(fleet
     assert "Ctrl-C leaves it alone" in fleet.heard()
     wait_until("lines come", lambda: len(printed(fleet.heard()).get(0, ())) > 5, deadline_s=30)
     wait_until("copies elsewhere", lambda: len(settled_on(fleet, first)) == 2, deadline_s=40)
+    wait_until("it hears all agents", lambda: all_heard(fleet, first), deadline_s=40)
     ranks = wait_until("the roster", lambda: fleet.look(first, "ranks"), deadline_s=20)["ranks"]
     time.sleep(3)  # it has heard where they are
     fleet.machines[first].cut_power()
@@ -136,6 +137,7 @@ def test_a_launcher_that_was_cut_off_follows_the_orchestrator_elsewhere_and_when
     fleet.head.mend_link()
     fleet.until("its word", lambda: f"the orchestrator on {first} acts now" in fleet.said(), deadline_s=40)
     wait_until("copies elsewhere", lambda: len(settled_on(fleet, first)) == 2, deadline_s=40)
+    wait_until("it hears all agents", lambda: all_heard(fleet, first), deadline_s=40)
     time.sleep(3)  # it has heard where they are
     before = steps_in_logs(fleet, first)
     fleet.machines[first].cut_power()
