@@ -72,6 +72,7 @@ def test_a_head_that_was_frozen_wakes_up_and_gives_way(fleet: Headless) -> None:
     assert f"the orchestrator on {head} acts now" in log
 
 
+@pytest.mark.soak
 def test_an_heir_that_is_lost_is_replaced_by_another(fleet: Headless) -> None:
     begun(fleet, SCRIPT)
     before = sorted(fleet.heirs())

@@ -342,6 +342,7 @@ class Agent:
             found=self._whereabouts.found,
             silent=self._whereabouts.silent,
             may_move=lambda: self._whereabouts.may_move,
+            handshake_s=lambda: self._whereabouts.handshake_s,
         )
 
     def _forwarder(self) -> Forwarder | None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from torchrelay.agent.workers.forks import Ended
 from torchrelay.protocol.health.pulses import Sample
@@ -134,6 +134,9 @@ def one_of(seen: WorkerSeen, sample: Sample | None) -> Lone:
 BALLOT = "ballot"  # in the node's folder
 # One that has ended is looked for where it was for so long: it is started again there, unless its machine is silent.
 PATIENCE_S = 6.0
+SILENT_TRIES = 2
+# How long a handshake may take: the longer the more agents come at once, by so much for each.
+LEAST_S, EACH_S, MOST_S = 1.0, 0.01, 5.0
 
 
 class Kept(Struct, frozen=True):
@@ -180,7 +183,12 @@ class Voting:
                 granted = False
             else:
                 self._kept = kept
-        return Vote(voter=self.voter, granted=granted, ballot=self._kept.ballot)
+        ballot = self._kept.ballot
+        if (
+            isinstance(asked, Note) and ballot.noted is not None
+        ):  # a head knows what it says: thousands need not repeat it
+            ballot = structs.replace(ballot, noted=structs.replace(ballot.noted, voters=(), base=None))
+        return Vote(voter=self.voter, granted=granted, ballot=ballot)
 
     def _read(self) -> Kept | None:
         try:
@@ -213,22 +221,30 @@ class Whereabouts:
         self._now_s = now_s
         self._away_since_s: float | None = None
         self._tried = 0
-        self._silent = False
+        self._silent = 0  # tries
         self.here = ""  # where it was looked for last
 
     @property
     def may_move(self) -> bool:
         """Whether somebody else may become head: then its silence is to be noticed soon."""
         noted = self._noted()
-        return noted is not None and bool(noted.heirs)
+        return noted is not None and any(each.heirs for each in noted.chain)
 
     def found(self) -> None:
         """It was where it was looked for."""
-        self._away_since_s, self._tried, self._silent = None, 0, False
+        self._away_since_s, self._tried, self._silent = None, 0, 0
 
     def silent(self) -> None:
         """There was no answer at all: neither it, nor its machine."""
-        self._silent = True
+        self._silent += 1
+
+    @property
+    def handshake_s(self) -> float:
+        """How long an orchestrator may take to answer."""
+        noted = self._noted()
+        if noted is None or not self.may_move:
+            return MOST_S
+        return min(MOST_S, LEAST_S + EACH_S * len(noted.voters))
 
     def next(self) -> str:
         """Where to try now."""
@@ -241,12 +257,15 @@ class Whereabouts:
             return self._given()
         if self._away_since_s is None:
             self._away_since_s = self._now_s()
-        waits = not self._silent and self._now_s() - self._away_since_s < PATIENCE_S
-        if waits or not noted.heirs:
+        if self._silent < SILENT_TRIES and self._now_s() - self._away_since_s < PATIENCE_S:
             return noted.head.url
-        urls = [place.url for place in (*noted.heirs, noted.head)]
+        # A succession that was noted may never have been settled: then whoever was head or heir before is, or will be.
+        places = [place for each in noted.chain for place in (*each.heirs, each.head)]
+        others = [url for url in dict.fromkeys(place.url for place in places) if url and url != noted.head.url]
         self._tried += 1
-        return urls[(self._tried - 1) % len(urls)]
+        if not others or self._tried % 2 == 0:  # it may be well again
+            return noted.head.url
+        return others[self._tried // 2 % len(others)]
 
 
 # ---------------------------------------------------------------- the heir on this node
@@ -285,6 +304,8 @@ class HeirProcess:
         if self._is_alive() and is_head(self._folder):
             await self._wait(END_S)
         await self._kill()
+        if not is_head(self._folder):
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _is_alive(self) -> bool:
         return self._process is not None and self._process.returncode is None

@@ -47,7 +47,6 @@ HANDSHAKE_S = 5.0
 # A peer that answers no ping for half of this is gone, although its connection says otherwise.
 PING_S = 10.0
 PINGED_BEATS = 4  # the same in beats, where another orchestrator may take its place
-HURRIED_S = 1.0  # for a handshake, there
 DOOR_S = 5.0  # how long to wait at the door of one that may become head
 UNIX = "unix:"  # in place of a URL: the path of a socket
 UNAUTHORIZED = (401, 403)
@@ -115,6 +114,7 @@ class Uplink:
     found       is called when an orchestrator has welcomed us
     silent      is called when nothing came back from where an orchestrator may be
     may_move    whether another orchestrator may take this one's place
+    handshake_s  how long an orchestrator may take to answer
     """
 
     def __init__(
@@ -132,11 +132,14 @@ class Uplink:
         found: Callable[[], None] = lambda: None,
         silent: Callable[[], None] = lambda: None,
         may_move: Callable[[], bool] = lambda: False,
+        handshake_s: Callable[[], float] = lambda: HANDSHAKE_S,
     ) -> None:
         self._vote = vote
         self._found = found
         self._silent = silent
         self._may_move = may_move
+        self._handshake_s = handshake_s
+        self._heard = 0  # frames
         self._votes: deque[Vote] = deque()
         self._where = where
         self._token = token
@@ -237,11 +240,12 @@ class Uplink:
         """One connection, from its beginning to its end. Always raises in the end."""
         headers = {"Authorization": f"Bearer {self._token()}"}
         try:
-            async with self._answering(HURRIED_S if self._may_move() else HANDSHAKE_S):
+            async with self._answering(self._handshake_s()):
                 socket = await session.ws_connect(
                     url,
                     headers=headers,
-                    heartbeat=min(PING_S, PINGED_BEATS * self._beat_s) if self._may_move() else PING_S,
+                    heartbeat=PING_S,
+                    autoping=False,
                     max_msg_size=MAX_MESSAGE,
                     server_hostname=Role.ORCHESTRATOR.server_name if url.startswith("https:") else None,
                 )
@@ -283,7 +287,7 @@ class Uplink:
 
     async def _wait_at_the_door(self, socket: aiohttp.ClientWebSocketResponse) -> ToAgent:
         """The first message that is no question of a candidate, or of a head that has not begun to act."""
-        while isinstance(message := await receive(socket), Note | Ask):
+        while isinstance(message := await self._receive(socket), Note | Ask):
             if self._vote is not None:
                 await socket.send_bytes(encode(self._vote(message)))
         return message
@@ -292,14 +296,37 @@ class Uplink:
         """Send and receive until either ends."""
         sending = asyncio.create_task(self._send(socket))
         hearing = asyncio.create_task(self._hear(socket))
+        listening = asyncio.create_task(self._listen_for_silence(socket))
         try:
-            done, _ = await asyncio.wait((sending, hearing), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((sending, hearing, listening), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (sending, hearing):
+            for task in (sending, hearing, listening):
                 task.cancel()
-            await asyncio.gather(sending, hearing, return_exceptions=True)
+            await asyncio.gather(sending, hearing, listening, return_exceptions=True)
+
+    async def _listen_for_silence(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Where another one may take its place, it answers soon, or is lost. Raises `Lost`."""
+        while True:
+            half_s = PINGED_BEATS * self._beat_s / 2
+            await asyncio.sleep(half_s)
+            if self._may_move():
+                before = self._heard
+                await socket.ping()
+                await asyncio.sleep(half_s)
+                if self._heard == before:
+                    raise Lost(f"the orchestrator has not answered for {half_s:g} s")
+
+    async def _receive(self, socket: aiohttp.ClientWebSocketResponse) -> ToAgent:
+        """The next message; raises as `message_in`."""
+        while True:
+            frame = await socket.receive()
+            self._heard += 1
+            if frame.type is aiohttp.WSMsgType.PING:
+                await socket.pong(frame.data)
+            elif frame.type is not aiohttp.WSMsgType.PONG:
+                return message_in(socket, frame)
 
     async def _send(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         due = time.monotonic()
@@ -327,7 +354,7 @@ class Uplink:
 
     async def _hear(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
-            message = await receive(socket)
+            message = await self._receive(socket)
             await self.open.wait()
             match message:
                 case Ack(seq=seq):
@@ -360,9 +387,8 @@ def way_to(where: str, tls: ssl.SSLContext | None = None) -> tuple[str, aiohttp.
     return where.rstrip("/") + AGENT_PATH, aiohttp.TCPConnector() if tls is None else aiohttp.TCPConnector(ssl=tls)
 
 
-async def receive(socket: aiohttp.ClientWebSocketResponse) -> ToAgent:
-    """The next message. Raises `Lost` when the connection ends, `WireError` for what is no message."""
-    frame = await socket.receive()
+def message_in(socket: aiohttp.ClientWebSocketResponse, frame: aiohttp.WSMessage) -> ToAgent:
+    """What was said. Raises `Lost` when the connection ends, `WireError` for what is no message."""
     if frame.type is aiohttp.WSMsgType.BINARY:
         return decode_to_agent(frame.data)
     if frame.type is aiohttp.WSMsgType.TEXT:

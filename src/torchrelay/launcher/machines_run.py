@@ -209,7 +209,7 @@ class MachinesRun(LocalRun):
         while True:
             await asyncio.sleep(LOOK_S)
             trouble = self.keeper.trouble
-            if trouble is None:
+            if trouble is None or not self._own_acts():
                 since = None
                 continue
             if since is None:
@@ -224,6 +224,8 @@ class MachinesRun(LocalRun):
         """Follow the one that acts, when it is no longer ours; and say beforehand where else it may be one day."""
         while self._own_acts():
             await self._look_at_heirs()
+            if self.keeper.trouble is not None and await self.heads.look():
+                self._give_way()
             await asyncio.sleep(LOOK_S)
         self._far = FarLines(Reach(self.keeper.where, self.token, self.keeper.held))
         async with asyncio.TaskGroup() as group:
@@ -246,6 +248,12 @@ class MachinesRun(LocalRun):
             return bool(self.keeper.where().pid)
         except ValueError:
             return True  # damaged; it is written again
+
+    def _give_way(self) -> None:
+        """Ours cannot even ask whether another one acts, and one does."""
+        with suppress(ValueError, OSError):
+            there = msgspec.structs.replace(self.keeper.where(), url=self.heads.where().url, pid=0, socket="")
+            write_endpoint(self.plan.run_dir, there)
 
     async def _look_at_heirs(self) -> None:
         """Say who they are, and when none of them can be reached: then nothing that is decided here leaves."""

@@ -104,7 +104,7 @@ def main(words: list[str] | None = None) -> int:
         prepare(run_dir)
         superseded = asyncio.run(inherit_and_run(options) if options.heir else run(options))
     except Excluded as error:
-        if not options.heir:  # whoever follows this run finds the one that acts
+        with contextlib.suppress(OSError):  # whoever follows this run finds the one that acts
             write_endpoint(run_dir, Endpoint(url=error.by.head.url, pid=0, journal=known_name(run_dir)))
         superseded = str(error)
     except (NoBequest, TimeoutError) as error:
@@ -207,6 +207,7 @@ async def act(options: argparse.Namespace, head: Head | None, former: NodeId | N
         door = Door(runner.server, strangers, tls)
         try:
             bound = await listen(door, options)
+            options.port = bound
             url = url_of(options.advertise or options.host, bound, tls=options.tls)
             if heirs is not None:
                 heirs.listens_at(url)
@@ -218,6 +219,8 @@ async def act(options: argparse.Namespace, head: Head | None, former: NodeId | N
         finally:
             await door.close()
             await runner.cleanup()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().remove_signal_handler(number)
         if options.heir and options.slurm and not service.superseded and is_lost(service.cluster, options.launcher):
             await give_back(options.slurm)
         return service.superseded, heirs is not None and bool(heirs.stuck)

@@ -13,7 +13,7 @@ import logging
 import math
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import uniform
 
@@ -30,7 +30,7 @@ from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.succession.candidate import Candidacy, Elected, Excluded, hear_answer, judge, stand
 from torchrelay.protocol.succession.head import Head, hear_noted, take_office
-from torchrelay.protocol.succession.succession import Place, Succession, VoterId, is_majority
+from torchrelay.protocol.succession.succession import CopyId, Place, Succession, VoterId, is_majority
 from torchrelay.wire.messages.channel import (
     AGENT_PATH,
     Ask,
@@ -49,7 +49,7 @@ log = logging.getLogger("torchrelay.orchestrator")
 
 # How long a candidate waits for promises before it asks for a higher lease; others do the same, so not all at once.
 LEAST_S, MOST_S = 1.0, 2.0
-SAID_S = 60.0
+GATHER_S = 1.0  # as long as the head is heard here, agents that miss it are kept for so long: others may come
 
 
 class Superseded(Exception):
@@ -79,6 +79,10 @@ class Doorway:
         self._sending: set[asyncio.Task[None]] = set()
         self.follows = False  # whether a head is heard
         self.former: NodeId | None = None  # the node of the head whose place it has taken
+
+    @property
+    def copy(self) -> CopyId:
+        return self._place.copy
 
     def listens_at(self, url: str) -> None:
         """Where it will be reached when it is head."""
@@ -127,7 +131,8 @@ class Doorway:
     def _stand(self) -> bool:
         """Ask for a lease, if enough voters wait here."""
         known = self._known
-        if not is_majority(self._waiting.keys(), known.voters):
+        alone = not known.voters and known.head.copy != self._place.copy  # an heir of a head that asks nobody
+        if alone or not is_majority(self._waiting.keys(), known.voters):
             return False
         self._candidacy = stand(self._place, known, heard=self._heard)
         self._begin()
@@ -223,6 +228,8 @@ class Doorway:
         """Hear one that waits, until it goes."""
         self._waiting[voter] = socket
         self._changed.set()
+        if self.follows:  # the head is heard: unless a majority comes, this one had better go back to it
+            asyncio.get_running_loop().call_later(GATHER_S, self._send_back, voter, socket)
         if self._candidacy is not None:
             self._send(socket, self._question())
         try:
@@ -235,6 +242,18 @@ class Doorway:
         finally:
             if self._waiting.get(voter) is socket:
                 del self._waiting[voter]
+
+    def _send_back(self, voter: VoterId, socket: web.WebSocketResponse) -> None:
+        if self.follows and self._waiting.get(voter) is socket:
+            task = asyncio.create_task(close(socket))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+
+async def close(socket: web.WebSocketResponse) -> None:
+    """Close it; it may be gone."""
+    with suppress(ConnectionError, RuntimeError):
+        await socket.close()
 
 
 async def send(socket: web.WebSocketResponse, message: ToAgent) -> None:
@@ -287,7 +306,8 @@ async def look_for_another(service: Orchestrator, run_dir: Path) -> None:
             for place in service.heirs.out_of_reach if service.heirs is not None else ():
                 lease = await lease_at(session, place.url, context)
                 if lease > service.journal.lease:
-                    write_endpoint(run_dir, Endpoint(url=place.url, pid=0, journal=service.journal.name))
+                    with suppress(OSError):  # a full disk, say: the launcher asks the heirs itself
+                        write_endpoint(run_dir, Endpoint(url=place.url, pid=0, journal=service.journal.name))
                     service.give_way(f"the orchestrator on {place.node} acts now (lease {lease}), at {place.url}")
 
 
@@ -300,7 +320,7 @@ async def wait_or_give_way(doorway: Doorway, known: Succession, run_dir: Path) -
     try:
         async with aiohttp.ClientSession(timeout=limits, headers={"Authorization": f"Bearer {token}"}) as session:
             while not (await asyncio.wait((waiting,), timeout=LOOK_S))[0]:
-                for place in known.heirs:
+                for place in others_in(known, doorway.copy):
                     lease = await lease_at(session, place.url, context)
                     if lease > known.lease:
                         raise Superseded(Succession(lease=lease, version=0, head=place))
@@ -308,6 +328,12 @@ async def wait_or_give_way(doorway: Doorway, known: Succession, run_dir: Path) -
     finally:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
+
+
+def others_in(known: Succession, own: CopyId) -> list[Place]:
+    """Whoever may have become head, as far as this succession tells."""
+    found = {place.copy: place for each in known.chain for place in (each.head, *each.heirs)}
+    return [place for copy, place in found.items() if copy != own and place.url]
 
 
 async def lease_at(session: aiohttp.ClientSession, url: str, context: ssl.SSLContext) -> int:

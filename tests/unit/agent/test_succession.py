@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from torchrelay.agent.allegiance import BALLOT, PATIENCE_S, Voting, Whereabouts
 from torchrelay.protocol.messages.ids import NodeId
-from torchrelay.protocol.succession.succession import CopyId, Place, Succession
+from torchrelay.protocol.succession.succession import CopyId, Place, Succession, VoterId
 from torchrelay.wire.messages.channel import Ask, Note
 
 NODE = NodeId("m2")
@@ -69,26 +71,46 @@ def test_who_knows_of_no_heir_goes_where_the_head_was() -> None:
     assert not looking.where.may_move
 
 
-def test_a_head_that_has_ended_is_waited_for_and_then_heirs_are_tried_in_their_order() -> None:
+def test_a_head_that_has_ended_is_waited_for_and_then_heirs_are_tried_in_turn_with_it() -> None:
     looking = Looking(proposed(1, 1, FIRST, SECOND))
     assert looking.where.may_move
     assert [looking.where.next() for _ in range(3)] == [HEAD.url] * 3
     looking.now_s += PATIENCE_S
-    assert [looking.where.next() for _ in range(4)] == [FIRST.url, SECOND.url, HEAD.url, FIRST.url]
+    assert [looking.where.next() for _ in range(5)] == [FIRST.url, HEAD.url, SECOND.url, HEAD.url, FIRST.url]
 
 
 def test_a_head_whose_machine_is_silent_is_not_waited_for() -> None:
     looking = Looking(proposed(1, 1, FIRST))
     assert looking.where.next() == HEAD.url
     looking.where.silent()
+    assert looking.where.next() == HEAD.url, "once may be chance"
+    looking.where.silent()
     assert looking.where.next() == FIRST.url
+
+
+def test_whoever_was_before_a_head_that_nobody_may_have_settled_is_tried_as_well() -> None:
+    taken = Succession(lease=2, version=1, head=FIRST, base=proposed(1, 1, FIRST, SECOND))
+    looking = Looking(taken)
+    assert looking.where.may_move
+    looking.where.next()
+    looking.now_s += PATIENCE_S
+    assert {looking.where.next() for _ in range(8)} == {HEAD.url, FIRST.url, SECOND.url}
+
+
+def test_a_handshake_may_take_longer_where_more_agents_come_at_once() -> None:
+    few = Looking(msgspec.structs.replace(proposed(1, 1, FIRST), voters=tuple(map(VoterId, "abc"))))
+    many = Looking(msgspec.structs.replace(proposed(1, 1, FIRST), voters=tuple(VoterId(str(n)) for n in range(200))))
+    assert 1 < few.where.handshake_s < 1.1
+    assert many.where.handshake_s == 3
+    assert Looking(None).where.handshake_s == 5
 
 
 def test_one_that_is_found_is_waited_for_when_it_ends_later() -> None:
     looking = Looking(proposed(1, 1, FIRST))
     looking.where.next()
-    looking.where.silent()
-    looking.where.next()
+    for _ in range(2):
+        looking.where.silent()
+        looking.where.next()
     looking.where.found()
     looking.noted = proposed(2, 1, SECOND, head=FIRST)
     looking.now_s += 1000

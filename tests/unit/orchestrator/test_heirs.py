@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchrelay.orchestrator.core.heirs import COME_S, SLOW_S, Heirs
-from torchrelay.orchestrator.store.journal import Journal, Superseded
+from torchrelay.orchestrator.store.journal import Journal, JournalUnavailable, Superseded
 from torchrelay.orchestrator.store.parts import Copy, Row, own_copy
 from torchrelay.protocol.messages.events import NodeJoined, NodeLost, Tick
 from torchrelay.protocol.messages.ids import NodeId
@@ -259,6 +259,30 @@ def test_who_is_promised_away_by_a_majority_is_head_no_more(office: Office) -> N
         assert bool(office.heirs.stuck) is (name == "m3"), "of four, two are enough to keep the others from a majority"
     with pytest.raises(Superseded, match="lease 9"):
         office.mind()
+
+
+def test_what_cannot_be_written_is_proposed_to_nobody(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Succession) -> None:
+        raise JournalUnavailable("full")
+
+    monkeypatch.setattr(office.journal, "keep_succession", full)
+    for _ in range(2):
+        with pytest.raises(JournalUnavailable):
+            office.mind()
+    assert [agent.sent for agent in office.agents.values()] == [[], [], [], []]
+
+
+def test_a_head_that_ends_changes_nothing_any_more(office: Office) -> None:
+    office.settled()
+    before = office.journal.succession()
+    office.heirs.over = True
+    office.heirs.leave(office.ports[0])
+    assert office.journal.succession() == before
+
+
+def test_a_node_of_this_machine_keeps_no_copy(office: Office) -> None:
+    office.heirs.own.add(NodeId("m2"))
+    assert office.settled() == ["m3", "m4"]
 
 
 class TestCopies:

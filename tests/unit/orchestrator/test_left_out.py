@@ -13,10 +13,9 @@ from tests.support.brain import JOB, NODE, RecordingLink, serving, train
 from tests.support.service import FakeTime, run, told
 from torchrelay.agent.uplink import MOST_TOGETHER, Kept, framed, together
 from torchrelay.orchestrator.core import service as shell
-from torchrelay.orchestrator.core.agents import SPAN_MS, Lateness
 from torchrelay.orchestrator.core.clock import COUNTED_NS, LATE_NS, WORTH_WHILE_BUSY_NS, Clock
 from torchrelay.orchestrator.core.service import Orchestrator
-from torchrelay.orchestrator.core.traffic import Heard
+from torchrelay.orchestrator.core.traffic import SPAN_MS, Heard, Lateness
 from torchrelay.orchestrator.store.journal import Journal, JournalUnavailable, read_history
 from torchrelay.orchestrator.views.views import view_incidents
 from torchrelay.protocol.messages import events as ev

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from aiohttp import WSMsgType, web
 from msgspec import Struct
 
 from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.orchestrator.core.traffic import Lateness
 from torchrelay.orchestrator.store.journal import JournalUnavailable, Unwritable
 from torchrelay.orchestrator.store.output import Output
 from torchrelay.protocol.messages.events import (
@@ -118,7 +117,7 @@ class AgentConnection:
             self._transport.abort()  # it would not read the end either
             return
         try:
-            self._transport.write(as_binary(encode(message)))
+            self._transport.write(frame_of(message))
         except WireError as error:
             self.close(str(error))
 
@@ -145,6 +144,17 @@ class AgentConnection:
         await self._socket.close(message=self._reason.encode()[:120])
 
 
+_last: tuple[ToAgent, bytes] | None = None
+
+
+def frame_of(message: ToAgent) -> bytes:
+    """Its frame. What is said to all agents, one after the other, is encoded once. Raises `WireError`."""
+    global _last
+    if _last is None or _last[0] is not message:
+        _last = message, as_binary(encode(message))
+    return _last[1]
+
+
 def as_binary(data: bytes) -> bytes:
     """One message as a WebSocket frame of a server: final, binary, not masked (RFC 6455, section 5.2)."""
     size = len(data)
@@ -153,6 +163,12 @@ def as_binary(data: bytes) -> bytes:
     if size < 1 << 16:
         return struct.pack("!BBH", FINAL_BINARY, 126, size) + data
     return struct.pack("!BBQ", FINAL_BINARY, 127, size) + data
+
+
+def is_from_here(transport: asyncio.BaseTransport) -> bool:
+    """Whether who is at the other end is on this machine."""
+    ours, theirs = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+    return isinstance(ours, tuple) and isinstance(theirs, tuple) and ours[0] == theirs[0]
 
 
 class Sameness:
@@ -226,6 +242,8 @@ async def serve_agent(
     if request.transport is None:
         return socket  # it is gone already
     connection = AgentConnection(socket, request.transport, attach)
+    if service.heirs is not None and is_from_here(request.transport):
+        service.heirs.own.add(attach.node)
     ending = asyncio.create_task(connection.end())
     try:
         await converse(socket, connection, attach, service, output)
@@ -246,6 +264,8 @@ def refuse(attach: object) -> str:
         return f"the agent speaks version {attach.version}, the orchestrator {VERSION}: install the same torchrelay"
     if not SAFE_ID.fullmatch(attach.node):
         return f"{printable(attach.node[:100])} is no name for a node: use letters, digits, '.', '_' and '-'"
+    if attach.voter and attach.voter.rpartition(".")[0] != attach.node:
+        return f"{printable(attach.voter[:100])} is not the name under which {attach.node} votes"
     return "" if attach.slots > 0 else "a node needs at least one slot"
 
 
@@ -273,9 +293,8 @@ async def converse(
         )
     )
     joined = NodeJoined(node=attach.node, incarnation=attach.incarnation, slots=attach.slots, workers=attach.workers)
-    await service.attach(connection, joined)
-    service.remind(connection)
-    log.info("%s attached as %s with %d workers", connection.node, connection.incarnation, len(attach.workers))
+    # It is heard from now on, and not only when that is written: its vote may be what everything waits for.
+    service.attach(connection, joined).add_done_callback(partial(welcome, service, connection, len(attach.workers)))
     lateness = Lateness()
     async for raw in socket:
         if connection.closed:
@@ -283,6 +302,17 @@ async def converse(
         if raw.type is not WSMsgType.BINARY:
             raise WireError(f"a frame of type {raw.type.name}")
         hear_message(connection, service, output, lateness, decode_to_orchestrator(raw.data))
+
+
+def welcome(service: Orchestrator, connection: AgentConnection, workers: int, written: asyncio.Future[int]) -> None:
+    """Its node is in the journal, or cannot be."""
+    if written.cancelled():
+        return
+    if (error := written.exception()) is not None:
+        connection.close(str(error))
+        return
+    service.remind(connection)
+    log.info("%s attached as %s with %d workers", connection.node, connection.incarnation, workers)
 
 
 def hear_message(
@@ -328,40 +358,6 @@ def hear_agent(connection: AgentConnection, service: Orchestrator, frame: EventF
 def acknowledge(connection: AgentConnection, seq: int, told: int | Exception) -> None:
     if isinstance(told, int):
         connection.acknowledge(seq)
-
-
-# ---------------------------------------------------------------- how late what is said is
-
-# How long what an agent says was under way, or lay unread while the orchestrator did not run.
-#
-# Both ends have clocks of their own. The least difference that was ever seen between them, when something is read and
-# when it was sent, is that of a message that was read at once; what exceeds it is lateness. As clocks drift (some 50
-# millionths), and may stand still for a while (a virtual machine that is paused), it is remembered for half a minute to
-# a minute: after that long, what was read late has been followed by what was not.
-
-SPAN_MS = 30_000
-
-
-class Lateness:
-    """Of one connection."""
-
-    def __init__(self, source: Callable[[], int] = time.monotonic_ns) -> None:
-        self._source = source
-        self._since_ms = 0
-        self._least_ms: int | None = None  # in this span
-        self._before_ms: int | None = None  # in the one before it
-
-    def of(self, sent_ms: int) -> int:
-        """How late, in ms, something is read now that was sent at `sent_ms` of the sender's clock (0: unknown)."""
-        if not sent_ms:
-            return 0
-        now_ms = self._source() // 1_000_000
-        apart = now_ms - sent_ms
-        if self._least_ms is None or now_ms - self._since_ms >= SPAN_MS:
-            self._since_ms, self._before_ms, self._least_ms = now_ms, self._least_ms, apart
-        self._least_ms = min(self._least_ms, apart)
-        least = self._least_ms if self._before_ms is None else min(self._least_ms, self._before_ms)
-        return apart - least
 
 
 # ---------------------------------------------------------------- heirs

@@ -80,7 +80,8 @@ class Heirs:
         self.former = former
         self.stuck = ""  # why this lease cannot go on: voters have promised a higher one
         self._journal = journal
-        self._node = node
+        self.own = {node} - {None}  # its own nodes: none of them keeps a copy for when this machine is lost
+        self.over = False  # it ends: what changes now is no change
         self._now_s = now_s
         self._copying = Copying(written=journal.part)
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
@@ -131,7 +132,10 @@ class Heirs:
     def known(self, node: NodeId, copy: CopyId, key: str) -> bool:
         """Whether this one was appointed. A key opens once."""
         for given, appointed in self._appointed.items():
-            if secrets.compare_digest(given, key) and (appointed.node, appointed.copy) == (node, copy):
+            if secrets.compare_digest(given.encode(), key.encode()) and (appointed.node, appointed.copy) == (
+                node,
+                copy,
+            ):
                 return True
         return False
 
@@ -190,7 +194,7 @@ class Heirs:
 
     def _soon(self) -> None:
         """Look now. What fails is tried again at the next tick, which says so."""
-        if self._cluster is not None:
+        if self._cluster is not None and not self.over:
             with suppress(JournalUnavailable, Superseded):
                 self.mind(self._cluster, self._connections)
 
@@ -228,11 +232,12 @@ class Heirs:
 
     def _propose(self, cluster: Cluster) -> None:
         voters = self._voters(cluster)
-        self.head = propose(self.head, self._ready(cluster) if voters else (), voters)
-        if self.head.proposed is None:
+        after = propose(self.head, self._ready(cluster) if voters else (), voters)
+        if after.proposed is None:
             return
+        self._journal.keep_succession(after.proposed)  # first, as ever
+        self.head = after
         self._refused.clear()
-        self._journal.keep_succession(self.head.proposed)
         self._told_s = -AGAIN_S
         self._ask()
 
@@ -291,7 +296,7 @@ class Heirs:
         if not self.head.settled.voters:
             return
         taken = {port.place.node for port in self._ports.values()} | {one.node for one in self._appointed.values()}
-        free = [node for node in self._connections if node not in taken and node != self._node]
+        free = [node for node in self._connections if node not in taken and node not in self.own]
         free = [node for node in free if is_alive(cluster, node) and self._connections[node].voter]
         free.sort(key=lambda node: (node in self._passed_over, node))
         for node in free[: HEIRS - len(taken)] if len(taken) < HEIRS else ():

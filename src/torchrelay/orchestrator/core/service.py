@@ -89,13 +89,11 @@ class Orchestrator:
         self.news = asyncio.Event()  # set, and replaced, whenever there are new moments
         self.degraded = ""
         self.superseded = ""  # who has taken over, in words
-        self._inbox = Inbox()
-        self._ended = asyncio.Event()
+        self._inbox, self._ended = Inbox(), asyncio.Event()
         self._secret = journal.secret()
-        self._repeated_s = 0.0
+        self._repeated_s = self._held_since_s = 0.0
         self._watch = Watch()
         self._remembered, self._remembered_s = dict(self.reached), 0.0
-        self._held_since_s = 0.0
         self._leave_at_s: float | None = None
         since = journal.last_wall_ms  # a clock on the wall that was set back meanwhile says nothing
         self.clock = Clock(journal.last_ms, source, away_ms=max(0, wall_clock_ms() - since) if since else 0)
@@ -489,6 +487,8 @@ class Orchestrator:
 
     def end(self) -> None:
         """Stop serving. Training goes on if the agents were not told to shut down."""
+        if self.heirs is not None:
+            self.heirs.over = True
         self._disconnect("the orchestrator ends")
         try:
             self.journal.remember(self.reached)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol, cast, get_args
@@ -143,3 +144,37 @@ def terms_of(spec: JobSpec, secret: str, patience_s: float) -> JobTerms:
     """What agents must know of a job. Each job has a secret of its own."""
     own = hashlib.blake2b(spec.job.encode(), key=bytes.fromhex(secret), digest_size=32).digest()
     return JobTerms(spec=spec, secret=own, patience_s=patience_s)
+
+
+# ---------------------------------------------------------------- how late what is said is
+
+# How long what an agent says was under way, or lay unread while the orchestrator did not run.
+#
+# Both ends have clocks of their own. The least difference that was ever seen between them, when something is read and
+# when it was sent, is that of a message that was read at once; what exceeds it is lateness. As clocks drift (some 50
+# millionths), and may stand still for a while (a virtual machine that is paused), it is remembered for half a minute to
+# a minute: after that long, what was read late has been followed by what was not.
+
+SPAN_MS = 30_000
+
+
+class Lateness:
+    """Of one connection."""
+
+    def __init__(self, source: Callable[[], int] = time.monotonic_ns) -> None:
+        self._source = source
+        self._since_ms = 0
+        self._least_ms: int | None = None  # in this span
+        self._before_ms: int | None = None  # in the one before it
+
+    def of(self, sent_ms: int) -> int:
+        """How late, in ms, something is read now that was sent at `sent_ms` of the sender's clock (0: unknown)."""
+        if not sent_ms:
+            return 0
+        now_ms = self._source() // 1_000_000
+        apart = now_ms - sent_ms
+        if self._least_ms is None or now_ms - self._since_ms >= SPAN_MS:
+            self._since_ms, self._before_ms, self._least_ms = now_ms, self._least_ms, apart
+        self._least_ms = min(self._least_ms, apart)
+        least = self._least_ms if self._before_ms is None else min(self._least_ms, self._before_ms)
+        return apart - least

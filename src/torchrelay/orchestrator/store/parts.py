@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from torchrelay.orchestrator.store.tables import connect
+from torchrelay.orchestrator.store.tables import JournalRefused, connect, damaged
 from torchrelay.protocol.succession.succession import CopyId, Succession
 
 Value = int | str | bytes
@@ -42,14 +42,14 @@ def read_succession(db: sqlite3.Connection) -> Succession | None:
 
 
 def kept_succession(path: Path) -> Succession | None:
-    """What stands in the journal at this path; None if there is none, or if it cannot be read."""
-    if not path.exists():
+    """What stands in the journal at this path; None if there is none. Raises `JournalRefused` if it cannot be read."""
+    if not path.exists() or not path.stat().st_size:
         return None
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             return read_succession(db)
-    except (sqlite3.Error, msgspec.DecodeError):
-        return None  # whoever opens it says what is wrong with it
+    except (sqlite3.Error, msgspec.DecodeError) as error:  # without it, it would begin alone
+        raise JournalRefused(damaged(path, str(error))) from error
 
 
 # ---------------------------------------------------------------- copies have names

@@ -23,9 +23,9 @@ SHOWN_LINES = 80
 ENOUGH = 3_000  # so many seeds must reach everything
 WANTED = (
     "acts", "copied", "copy cut", "copy forgotten", "crash", "crash amid a proposal", "crash of a head", "elected",
-    "excluded", "follows what is settled", "follows what may be settled", "goes on", "goes on alone", "goes on with another", "healed",
-    "heirs change", "left", "memory lost", "settled", "split", "stands", "told that it is settled",
-    "too few are left", "voters change", "2 copies have led", "3 copies have led",
+    "excluded", "follows what is settled", "follows what may be settled", "goes on", "goes on alone",
+    "goes on with another", "healed", "heirs change", "left", "memory lost", "settled", "split", "stands",
+    "told that it is settled", "too few are left", "voters change", "2 copies have led", "3 copies have led",
 )  # fmt: skip
 
 

@@ -1,0 +1,203 @@
+"""Agents that vote, over real connections: a head hears them whatever it waits for, and they notice its silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientError, ClientSession, WSMsgType, web
+
+from torchrelay.agent.allegiance import Voting
+from torchrelay.agent.uplink import Uplink
+from torchrelay.orchestrator.core.agents import serve_agent
+from torchrelay.orchestrator.core.heirs import Heirs
+from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.orchestrator.store.journal import Journal
+from torchrelay.protocol.health.pulses import Beat
+from torchrelay.protocol.messages.events import NodeJoined
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.succession.head import first
+from torchrelay.protocol.succession.succession import CopyId, Place
+from torchrelay.wire.messages.channel import (
+    AGENT_PATH,
+    Ask,
+    Attach,
+    Attached,
+    BeatFrame,
+    Note,
+    decode_to_agent,
+    decode_to_orchestrator,
+)
+from torchrelay.wire.messages.codec import encode
+from torchrelay.wire.messages.inheritance import Part
+
+NODES = [NodeId(name) for name in ("m1", "m2", "m3")]
+DEADLINE_S = 20.0
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+async def until(fact: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not fact():
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def serving(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """The URL at which agents find this handler."""
+    app = web.Application()
+    app.router.add_get(AGENT_PATH, handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+class Elsewhere(set[NodeId | None]):
+    """The nodes of this machine: none, although all are."""
+
+    def add(self, element: NodeId | None) -> None:
+        pass
+
+
+class Copying:
+    """An heir that has each part at once, until it falls silent."""
+
+    def __init__(self, place: Place, heirs: Heirs) -> None:
+        self.place, self.heirs, self.silent = place, heirs, False
+
+    def send(self, part: Part) -> None:
+        if not self.silent:
+            asyncio.get_running_loop().call_soon(self.heirs.hear_held, self, part.number)
+
+    def close(self, reason: str) -> None:
+        assert self.silent, reason
+
+
+async def vote(node: NodeId, url: str, voting: Voting) -> None:
+    """An agent that beats and votes, and comes back whenever its connection ends."""
+    while True:
+        with suppress(ClientError, ConnectionError):
+            async with ClientSession() as session, session.ws_connect(url + AGENT_PATH) as socket:
+                await socket.send_bytes(encode(Attach(node=node, incarnation="1", slots=1, voter=voting.voter)))
+                beating = asyncio.create_task(beat(node, socket.send_bytes))
+                try:
+                    async for frame in socket:
+                        message = decode_to_agent(frame.data) if frame.type is WSMsgType.BINARY else None
+                        if isinstance(message, Note | Ask):
+                            await socket.send_bytes(encode(voting.hear(message)))
+                finally:
+                    beating.cancel()
+        await asyncio.sleep(0.05)
+
+
+async def beat(node: NodeId, send: Callable[[bytes], Awaitable[None]]) -> None:
+    while True:
+        await send(encode(BeatFrame(Beat(node=node, incarnation="1", samples=()))))
+        await asyncio.sleep(0.2)
+
+
+def test_an_agent_that_comes_back_while_nothing_leaves_is_heard(tmp_path: Path) -> None:
+    """An heir is lost with its node, and only the votes of the two others let the head do without it."""
+
+    async def story() -> None:
+        journal = Journal(tmp_path / "journal.db")
+        loop = asyncio.get_running_loop()
+        heirs = Heirs(
+            first(Place(NODES[0], CopyId("first"), "https://m1:1"), journal.lease),
+            journal,
+            node=NODES[0],
+            now_s=loop.time,
+        )
+        heirs.own = Elsewhere(heirs.own)
+        service = Orchestrator(journal, heirs=heirs)
+        votings = {}
+        for node in NODES:
+            (tmp_path / node).mkdir()
+            votings[node] = Voting(tmp_path / node, node)
+
+        async def attach(request: web.Request) -> web.StreamResponse:
+            return await serve_agent(request, service)
+
+        async with serving(attach) as url:
+            work = asyncio.create_task(service.serve())
+            agents = {node: asyncio.create_task(vote(node, url, votings[node])) for node in NODES}
+            await until(lambda: len(heirs._appointed) == 2)
+            ports = {}
+            for key, one in list(heirs._appointed.items()):
+                port = ports[one.node] = Copying(Place(one.node, one.copy, f"https://{one.node}:2"), heirs)
+                heirs.join(port, journal.part, key)
+                heirs.hear_held(port, journal.part)
+            await until(lambda: len(heirs.head.settled.heirs) == 2 and heirs.head.proposed is None)
+
+            ports[NODES[2]].silent = True
+            agents[NODES[2]].cancel()
+            left = asyncio.Event()
+            service.take(NodeJoined(node=NodeId("m9"), incarnation="1", slots=1), lambda _: left.set())
+            await until(lambda: heirs._waiting)
+            agents[NODES[1]].cancel()  # its connection ends this moment, and it comes back
+            agents[NODES[1]] = asyncio.create_task(vote(NODES[1], url, votings[NODES[1]]))
+            async with asyncio.timeout(DEADLINE_S):
+                await left.wait()
+            assert [place.node for place in heirs.head.settled.heirs] == [NODES[1]]
+            assert service.cluster.nodes[NODES[1]].alive
+            for task in agents.values():
+                task.cancel()
+            service.end()
+            await work
+        journal.close()
+
+    run(story)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["heirs were there", "heirs come later"])
+def test_a_silent_head_is_noticed_soon_where_another_may_take_its_place(before: bool) -> None:
+    """Also on a connection that was made when nobody could."""
+
+    async def story() -> None:
+        silent, pinged, may_move = asyncio.Event(), asyncio.Event(), before
+
+        async def head(request: web.Request) -> web.StreamResponse:
+            socket = web.WebSocketResponse(autoping=False)
+            await socket.prepare(request)
+            async for frame in socket:
+                if silent.is_set():
+                    continue
+                if frame.type is WSMsgType.PING:
+                    await socket.pong(frame.data)
+                    pinged.set()
+                elif isinstance(decode_to_orchestrator(frame.data), Attach):
+                    await socket.send_bytes(encode(Attached(lease=1, journal="j")))
+            return socket
+
+        async with serving(head) as url:
+            uplink = Uplink(
+                where=lambda: url,
+                token=lambda: "token",
+                attach=lambda: Attach(node=NODES[0], incarnation="1", slots=1),
+                beat=lambda: Beat(node=NODES[0], incarnation="1"),
+                on_message=lambda _: None,
+                on_acked=lambda _: None,
+                may_move=lambda: may_move,
+            )
+            work = asyncio.create_task(uplink.run())
+            await until(lambda: uplink.connected)
+            may_move = True
+            await pinged.wait()
+            pinged.clear()
+            await pinged.wait()
+            assert uplink.connected, "it had an answer to the first"
+            silent.set()
+            await until(lambda: not uplink.connected, deadline_s=6)
+            work.cancel()
+
+    run(story)
