@@ -50,9 +50,9 @@ def printed(text: str) -> dict[int, list[int]]:
     return found
 
 
-def each_once(text: str) -> bool:
-    """Whether no line was shown twice."""
-    return all(max(Counter(steps).values()) == 1 for steps in printed(text).values())
+def each_once(text: str, *, again: int = 0) -> bool:
+    """Whether no line was shown twice. `again`: steps that a rank may have printed twice itself, when it was lost."""
+    return all(len(steps) - len(Counter(steps)) <= again for steps in printed(text).values())
 
 
 def acting(text: str) -> list[str]:
@@ -91,7 +91,7 @@ def test_it_is_followed_from_another_machine_through_the_loss_of_two_heads(fleet
     assert attached.wait(200) == 0, fleet.heard()
     said = fleet.heard()
     assert "I-1: " in said
-    assert each_once(said)
+    assert each_once(said, again=1)
     assert "[0] step 300 " in said
     assert "faulty ended with 0 after 300 steps" in said
     done = fleet.over(second)
