@@ -217,6 +217,6 @@ def places_of(run_dir: Path) -> list[Endpoint]:
         found.append(endpoint)
     known = kept_succession(run_dir / JOURNAL)
     if known is not None:
-        urls = [place.url for place in (known.head, *known.heirs)]
+        urls = [place.url for each in known.chain for place in (each.head, *each.heirs)]
         found += [Endpoint(url=url, pid=0) for url in urls if is_https(url)]
     return found

@@ -86,3 +86,10 @@ def settled_on(fleet: Headless, by: str = "") -> list[str]:
     logs = fleet.heirs()[by] if by else at(fleet.head, "/tmp/run")
     told = [line for line in (logs / "logs" / "orchestrator.log").read_text().splitlines() if "settled: copies" in line]
     return [name for name in OTHERS if told and f" {name}" in told[-1].partition("are on")[2].replace(";", ",")]
+
+
+def all_heard(fleet: Headless, by: str) -> bool:
+    """Whether the head on this node hears all agents: each of them knows by then who may take its place."""
+    nodes = (fleet.look(by, "nodes") or {}).get("nodes", ())
+    silent_ms = [one["silent_ms"] for one in nodes if one["alive"]]
+    return bool(silent_ms) and all(each is not None and each < 1500 for each in silent_ms)

@@ -19,6 +19,7 @@ from torchrelay.wire.trust.passes import Role, read_pass
 
 LOOK, CHANGE = ("GET", "/v1/status"), ("POST", "/v1/drain")
 ATTACH, LAUNCH = ("GET", AGENT_PATH), ("GET", LAUNCH_PATH)
+LINES, HEAD = ("GET", "/v1/lines"), ("GET", "/v1/head")
 
 
 class Transport:
@@ -39,12 +40,17 @@ def asked(call: tuple[str, str], token: str, role: Role | None, *, tls: bool = T
 
 @pytest.mark.parametrize(
     ("role", "may"),
-    [(Role.AGENT, {ATTACH, LAUNCH}), (Role.OPERATOR, {LOOK, CHANGE}), (Role.VIEWER, {LOOK}), (Role.ORCHESTRATOR, ())],
-)  # fmt: skip
+    [
+        (Role.AGENT, {ATTACH, LAUNCH}),
+        (Role.OPERATOR, {LOOK, LINES, HEAD, CHANGE}),
+        (Role.VIEWER, {LOOK, LINES, HEAD}),
+        (Role.ORCHESTRATOR, ()),
+    ],
+)
 def test_each_role_may_do_what_is_its_own(tmp_path: Path, role: Role, may: Collection[tuple[str, str]]) -> None:
     passes = make_passes(tmp_path, "train")
     keys, token = Keys.of_passes(tmp_path), read_pass(passes[role]).token
-    for call in (LOOK, CHANGE, ATTACH, LAUNCH):
+    for call in (LOOK, LINES, HEAD, CHANGE, ATTACH, LAUNCH):
         request = asked(call, token, role)
         assert (keys.refusal(request, keys.held(request)) is None) == (call in may), call
 

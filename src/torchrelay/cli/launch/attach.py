@@ -9,7 +9,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from torchrelay.agent.allegiance import HEIR
 from torchrelay.api.endpoint import JOURNAL, TOKEN, Endpoint
@@ -29,6 +32,7 @@ from torchrelay.wire.trust.trust import read_token
 STOPPED = 130
 LAST_S = 30.0  # how long the last lines may take when the job has ended
 AGAIN_S = 0.1
+ENDED_S = 5.0  # between two looks whether the job has ended
 SUMMED_UP_S = 10.0  # how long the orchestrator may take to tell how the job has ended
 
 
@@ -138,7 +142,7 @@ class Attached:
         printing = asyncio.create_task(self._print_lines())
         try:
             if job.outcome is None:
-                await self._tell(seq)
+                await first_of(self._tell(seq), self._ended())
             job, where = await self._summed_up(job)
             await self._last_lines(printing)
         finally:
@@ -176,6 +180,14 @@ class Attached:
                     if any(note.phase == JobPhase.ENDED and note.job == self._job for note in moment.notes):
                         return
 
+    async def _ended(self) -> None:
+        """Look whether the job has ended. A moment after the one that we begin with may be undone with its head."""
+        while True:
+            await asyncio.sleep(ENDED_S)
+            with suppress(Away, Denied):
+                if (await asyncio.to_thread(self._client().job, self._job)).phase == JobPhase.ENDED:
+                    return
+
     async def _print_lines(self) -> None:
         async for found in FarLines(Reach(self.heads.where, self._token(), self._held)).follow():
             if isinstance(found, Over):
@@ -206,6 +218,19 @@ class Attached:
         until_s = loop.time() + LAST_S
         while not printing.done() and loop.time() < until_s and self.heads.acts:
             await asyncio.wait((printing,), timeout=AGAIN_S)
+
+
+async def first_of(*works: Coroutine[Any, Any, None]) -> None:
+    """Do some work until one part of it is done. Raises what that raises."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def held_in(far: Far | None, folder: Path | None) -> Path | None:
