@@ -106,55 +106,66 @@ async def beat(node: NodeId, send: Callable[[bytes], Awaitable[None]]) -> None:
         await asyncio.sleep(0.2)
 
 
+class Office:
+    """A head with three agents that vote, and two heirs that have all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.journal = Journal(folder / "journal.db")
+        head = first(Place(NODES[0], CopyId("first"), "https://m1:1"), self.journal.lease)
+        self.heirs = Heirs(head, self.journal, node=NODES[0], now_s=asyncio.get_running_loop().time)
+        self.heirs.own = Elsewhere(self.heirs.own)
+        self.service = Orchestrator(self.journal, heirs=self.heirs)
+        self.votings = {}
+        for node in NODES:
+            (folder / node).mkdir()
+            self.votings[node] = Voting(folder / node, node)
+        self.agents: dict[NodeId, asyncio.Task[None]] = {}
+        self.ports: dict[NodeId, Copying] = {}
+
+    async def attach(self, request: web.Request) -> web.StreamResponse:
+        return await serve_agent(request, self.service)
+
+    def start(self, node: NodeId, url: str) -> None:
+        """Its agent comes, or comes back."""
+        if node in self.agents:
+            self.agents[node].cancel()
+        self.agents[node] = asyncio.create_task(vote(node, url, self.votings[node]))
+
+    async def inherit(self) -> None:
+        """Two heirs come, and are settled."""
+        await until(lambda: len(self.heirs._appointed) == 2)
+        for key, one in list(self.heirs._appointed.items()):
+            port = self.ports[one.node] = Copying(Place(one.node, one.copy, f"https://{one.node}:2"), self.heirs)
+            self.heirs.join(port, self.journal.part, key)
+            self.heirs.hear_held(port, self.journal.part)
+        await until(lambda: len(self.heirs.head.settled.heirs) == 2 and self.heirs.head.proposed is None)
+
+
 def test_an_agent_that_comes_back_while_nothing_leaves_is_heard(tmp_path: Path) -> None:
     """An heir is lost with its node, and only the votes of the two others let the head do without it."""
 
     async def story() -> None:
-        journal = Journal(tmp_path / "journal.db")
-        loop = asyncio.get_running_loop()
-        heirs = Heirs(
-            first(Place(NODES[0], CopyId("first"), "https://m1:1"), journal.lease),
-            journal,
-            node=NODES[0],
-            now_s=loop.time,
-        )
-        heirs.own = Elsewhere(heirs.own)
-        service = Orchestrator(journal, heirs=heirs)
-        votings = {}
-        for node in NODES:
-            (tmp_path / node).mkdir()
-            votings[node] = Voting(tmp_path / node, node)
-
-        async def attach(request: web.Request) -> web.StreamResponse:
-            return await serve_agent(request, service)
-
-        async with serving(attach) as url:
-            work = asyncio.create_task(service.serve())
-            agents = {node: asyncio.create_task(vote(node, url, votings[node])) for node in NODES}
-            await until(lambda: len(heirs._appointed) == 2)
-            ports = {}
-            for key, one in list(heirs._appointed.items()):
-                port = ports[one.node] = Copying(Place(one.node, one.copy, f"https://{one.node}:2"), heirs)
-                heirs.join(port, journal.part, key)
-                heirs.hear_held(port, journal.part)
-            await until(lambda: len(heirs.head.settled.heirs) == 2 and heirs.head.proposed is None)
-
-            ports[NODES[2]].silent = True
-            agents[NODES[2]].cancel()
+        office = Office(tmp_path)
+        async with serving(office.attach) as url:
+            work = asyncio.create_task(office.service.serve())
+            for node in NODES:
+                office.start(node, url)
+            await office.inherit()
+            office.ports[NODES[2]].silent = True
+            office.agents[NODES[2]].cancel()
             left = asyncio.Event()
-            service.take(NodeJoined(node=NodeId("m9"), incarnation="1", slots=1), lambda _: left.set())
-            await until(lambda: heirs._waiting)
-            agents[NODES[1]].cancel()  # its connection ends this moment, and it comes back
-            agents[NODES[1]] = asyncio.create_task(vote(NODES[1], url, votings[NODES[1]]))
+            office.service.take(NodeJoined(node=NodeId("m9"), incarnation="1", slots=1), lambda _: left.set())
+            await until(lambda: office.heirs._waiting)
+            office.start(NODES[1], url)  # its connection ends this moment, and it comes back
             async with asyncio.timeout(DEADLINE_S):
                 await left.wait()
-            assert [place.node for place in heirs.head.settled.heirs] == [NODES[1]]
-            assert service.cluster.nodes[NODES[1]].alive
-            for task in agents.values():
+            assert [place.node for place in office.heirs.head.settled.heirs] == [NODES[1]]
+            assert office.service.cluster.nodes[NODES[1]].alive
+            for task in office.agents.values():
                 task.cancel()
-            service.end()
+            office.service.end()
             await work
-        journal.close()
+        office.journal.close()
 
     run(story)
 

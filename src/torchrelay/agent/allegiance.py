@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -284,6 +285,8 @@ class HeirProcess:
     def __init__(self, held: Path, node: NodeId, host: str, run_dir: Path) -> None:
         self._held, self._node, self._host = held, node, host
         self._folder = run_dir / HEIR
+        # The same for all heirs on this node: who has missed where the next one listens finds it all the same.
+        self._port = free_port(host)
         self._process: asyncio.subprocess.Process | None = None
         self._appointed: Appoint | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -319,7 +322,7 @@ class HeirProcess:
             self._folder.mkdir(mode=0o700)
             command = [sys.executable, "-P", "-m", "torchrelay.orchestrator", "--run-dir", str(self._folder), "--tls"]
             command += ["--heir", order.copy, "--join", url, "--pass", str(self._held)]
-            command += ["--node", self._node, "--host", self._host]
+            command += ["--node", self._node, "--host", self._host, "--port", str(self._port)]
             with (self._folder / "orchestrator.err").open("wb") as words:
                 self._process = await asyncio.create_subprocess_exec(
                     *command, stdin=asyncio.subprocess.PIPE, stdout=words, stderr=words, start_new_session=True
@@ -351,6 +354,15 @@ class HeirProcess:
         except TimeoutError:
             return False
         return True
+
+
+def free_port(host: str) -> int:
+    """One that nobody listens on now; 0 if there is none, or no such address."""
+    try:
+        with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            return int(probe.getsockname()[1])
+    except OSError:
+        return 0
 
 
 def is_head(folder: Path) -> bool:

@@ -161,7 +161,7 @@ async def inherit_and_run(options: argparse.Namespace) -> str:
     key = sys.stdin.readline().strip()
     options.heirs = True
     found = await inherit(
-        Terms(options.node, options.heir, key, options.join, options.held, options.host, options.run_dir)
+        Terms(options.node, options.heir, key, options.join, options.held, options.host, options.port, options.run_dir)
     )
     options.port, options.patience, options.slurm = found.port, found.patience_s, found.slurm_job or None
     options.launcher = found.launcher

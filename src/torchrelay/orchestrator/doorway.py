@@ -265,15 +265,25 @@ async def send(socket: web.WebSocketResponse, message: ToAgent) -> None:
 
 
 @asynccontextmanager
-async def at_the_door(doorway: Doorway, run_dir: Path, host: str, port: int, advertise: str = "") -> AsyncIterator[int]:
-    """Listen as long as it does not act; yields the port. Raises OSError, `TrustError`."""
+async def at_the_door(
+    doorway: Doorway, run_dir: Path, host: str, port: int, advertise: str = "", *, elsewhere: bool = False
+) -> AsyncIterator[int]:
+    """Listen as long as it does not act; yields the port. Raises OSError, `TrustError`.
+
+    `elsewhere`: another port will do.
+    """
     strangers = Strangers()
     runner = web.AppRunner(doorway.app(Keys.of_passes(run_dir), strangers), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     assert runner.server is not None, "it has been set up"
     door = Door(runner.server, strangers, server_context(pass_of(run_dir, Role.ORCHESTRATOR)))
     try:
-        bound = await door.open(host, port)
+        try:
+            bound = await door.open(host, port)
+        except OSError:
+            if not elsewhere:
+                raise
+            bound = await door.open(host, 0)
         doorway.listens_at(url_of(advertise or host, bound))
         yield bound
     finally:

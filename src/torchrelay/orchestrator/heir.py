@@ -44,6 +44,7 @@ class Terms(Struct, frozen=True):
     url: str  # the head's
     held: Path  # the run's pass for agents
     host: str  # to listen on
+    port: int
     run_dir: Path
 
     def __repr__(self) -> str:
@@ -168,7 +169,7 @@ async def stand_ready(terms: Terms, stream: Stream, copy: Copy) -> tuple[Head, N
 
     doorway = Doorway(Place(terms.node, terms.copy), known, begin)
     doorway.follows = True
-    async with at_the_door(doorway, terms.run_dir, terms.host, 0) as port:
+    async with at_the_door(doorway, terms.run_dir, terms.host, terms.port, elsewhere=True) as port:
         await stream.say(Holds(part=copy.part, url=url_of(terms.host, port)))
         following = asyncio.create_task(follow(stream, copy, doorway))
         try:
