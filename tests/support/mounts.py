@@ -50,11 +50,14 @@ def kept_full(folder: Path) -> Iterator[None]:
     """Whatever room there is in this folder, or comes to be, is taken at once; afterwards it is free again."""
     stop, full = Event(), Event()
 
+    # All in one call: a worker whose page is to be made this moment must not find the room that another one has left.
+    block = bytes(16 << 20)
+
     def fill() -> None:
         with (folder / "filler").open("wb", buffering=0) as file:
             while not stop.is_set():
                 try:
-                    file.write(bytes(4096))
+                    file.write(block)
                 except OSError:
                     full.set()
                     stop.wait(0.0002)
