@@ -82,6 +82,7 @@ def test_a_peer_that_dies_and_comes_back_again_and_again_is_no_fault_of_a_path(d
 @given(LOSSES, st.integers(0, 13))
 @example([(2, 60, B, "carrier"), (2, 1, B, "silent"), (41, 70, B, "silent")], 0)
 @example([(2, 60, B, "carrier"), (2, 1, B, "silent"), (41, 70, B, "silent")], 1)
+@example([(2, 70, B, "carrier")], 0)  # it is at fault at the end
 @settings(max_examples=25, deadline=None)
 def test_an_agent_that_is_restarted_at_any_time_finds_the_same(
     losses: list[tuple[int, int, str, str]], when: int
