@@ -19,6 +19,7 @@ from pathlib import Path
 from aiohttp import web
 
 from torchrelay.api.endpoint import JOURNAL, LOGS, TOKEN, Endpoint, read_endpoint, write_endpoint
+from torchrelay.orchestrator.core.parking import watch_parking
 from torchrelay.orchestrator.core.rules import other_rules
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.api import make_app
@@ -26,7 +27,7 @@ from torchrelay.orchestrator.http.changes import look_for_freezes, watch_freezes
 from torchrelay.orchestrator.http.door import Door, Strangers, be_brief
 from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.orchestrator.store.journal import Journal, JournalRefused, JournalUnavailable, Superseded
-from torchrelay.protocol.messages.events import Event, TaintCleared, TaintSet
+from torchrelay.protocol.messages.events import Event, ParkAsked, TaintCleared, TaintSet
 from torchrelay.protocol.messages.ids import JobId, NodeId
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.state import Cluster
@@ -200,6 +201,7 @@ async def serve(service: Orchestrator, slurm_job: int | None, run_dir: Path) -> 
                 publish_rosters(service, local) if slurm_job is None else under_slurm(service, slurm_job, run_dir)
             ),
             group.create_task(watch_freezes(service, run_dir)),
+            group.create_task(watch_parking(service, run_dir)),
             group.create_task(collect_in_peace(service)),
         ]
         await service.serve()
@@ -325,6 +327,7 @@ async def heed(service: Orchestrator, scheduler: Scheduler) -> None:
                 # There is nowhere to go, and taints would keep ranks and spares off all nodes until then.
                 log.warning("the whole job is to end: %s", reason)
                 settle_node(service, name, "")
+                ask_to_park(service, reason, event.deadline_s)
             case NodeLeaving(node=name, reason=reason):
                 settle_node(service, name, reason)
             case NodeReturned(node=name):
@@ -350,6 +353,14 @@ def settle_node(service: Orchestrator, node: NodeId, reason: str) -> None:
         return
     log.info("Slurm: %s: %s", node, reason or "well again")
     service.take(event, note_refusal)
+
+
+def ask_to_park(service: Orchestrator, reason: str, deadline_s: float | None) -> None:
+    """Where jobs may be parked: all their nodes are to be left."""
+    grace_ms = None if deadline_s is None else max(0, round(1000 * deadline_s))
+    for name, job in service.cluster.jobs.items():
+        if job.spec.park_dir and not job.parking.asked:
+            service.take(ParkAsked(job=name, reason=reason, source=SLURM, grace_ms=grace_ms), note_refusal)
 
 
 def note_refusal(told: int | Exception) -> None:

@@ -36,7 +36,7 @@ from torchrelay.api.endpoint import LOGS
 from torchrelay.api.shown import NetworkView, NodeNetwork, Status
 from torchrelay.orchestrator.core.agents import Sameness, serve_agent
 from torchrelay.orchestrator.core.service import Orchestrator
-from torchrelay.orchestrator.http import changes
+from torchrelay.orchestrator.http import changes, parking
 from torchrelay.orchestrator.http.answers import SERVICE, answer, job_of, refusal
 from torchrelay.orchestrator.http.door import Strangers
 from torchrelay.orchestrator.http.keys import Keys
@@ -118,6 +118,7 @@ def make_app(
             web.get("/v1/network", get_network),
             web.get("/metrics", get_metrics),
             *changes.ROUTES,
+            *parking.ROUTES,
             web.get(AGENT_PATH, get_agent),
             web.get(LAUNCH_PATH, get_launch),
         ]

@@ -9,19 +9,21 @@ from msgspec.structs import replace
 from torchrelay.protocol.messages.events import Effect
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.model import facts
-from torchrelay.protocol.model.incident import Mark
+from torchrelay.protocol.model.incident import COMES_BACK, PARKS, Fault, Mark
 from torchrelay.protocol.model.job import RECOVERING, Job, JobPhase
 from torchrelay.protocol.model.moves import MoveState
 from torchrelay.protocol.model.phases import enter_next, is_complete
 from torchrelay.protocol.model.roster import Life, Node, Worker, natural_key
 from torchrelay.protocol.model.state import Cluster, is_over
 from torchrelay.protocol.model.table import Table
-from torchrelay.protocol.placement.boundary import with_move
+from torchrelay.protocol.placement.boundary import begin_generation, with_move
 from torchrelay.protocol.placement.policy import DYING_MS, choose_spare, is_cordoned, slot_order
 from torchrelay.protocol.placement.taints import effect_on, is_closed, taken_last
-from torchrelay.protocol.recovery.ending import NO_SPARE, end_job, fall_back
-from torchrelay.protocol.recovery.rollback import all_vacant, in_order, places_for, still_ending
+from torchrelay.protocol.recovery.ending import NO_SPARE, NO_STATE, end_job, fall_back
+from torchrelay.protocol.recovery.rollback import all_vacant, in_order, not_found, places_for, still_ending
 from torchrelay.protocol.recovery.sharing import is_usable, may_share, shares_with, slots_to_share, soon_free
+
+MOST_NAMED = 8  # ranks that a message names
 
 
 def place_workers(cluster: Cluster, job_id: JobId) -> Cluster:
@@ -216,6 +218,7 @@ def clear_out(cluster: Cluster, job: Job) -> Cluster:
 def awaits_nodes(cluster: Cluster, job: Job) -> bool:
     """Whether a job that starts for the first time has fewer nodes than it was submitted for."""
     first = job.phase is JobPhase.STARTING and job.attempts.starts == 0 and job.attempts.restarts == 0
+    first = first or (job.phase is JobPhase.STARTING and job.resuming)
     return first and cluster.nodes.count(facts.is_alive) < job.spec.nodes
 
 
@@ -234,11 +237,37 @@ def seat_all(cluster: Cluster, job: Job) -> Cluster:
         usable_spares(cluster, job),
         key=lambda w: (w.guest, taken_last(cluster, w.node, w.slot), *slot_order(job.spec, w.node, w.slot), w.worker),
     )
+    if job.resuming:
+        return come_back(cluster, job, able[: len(job.seats)])
     holders = list(zip(job.seats.items(), able, strict=False))
     for (rank, _), worker in holders:
         cluster = cluster.with_worker(replace(worker, rank=rank))
     seats = Table((rank, replace(seat, worker=one.worker, home=one.node)) for (rank, seat), one in holders)
     return cluster.with_job(replace(job, seats=seats, waiting_ms=None, why="workers are starting"))
+
+
+def come_back(cluster: Cluster, job: Job, able: list[Worker]) -> Cluster:
+    """A job that goes on from its parking: all ranks are taken as by those who go back to snapshots."""
+    resumes, now = job.spec.resumes, cluster.now_ms
+    assert resumes is not None, "it comes back from there"
+    coming = [worker.worker for worker in able if worker.life is Life.STARTING]
+    if coming:  # with them it is told which files their nodes find
+        return wait_for_room(cluster, job, f"waiting for {coming[0]} to come up, to go on from the parking")
+    if missing := not_found(job):
+        names = ", ".join(map(str, missing[:MOST_NAMED])) + (" and more" if len(missing) > MOST_NAMED else "")
+        where = ", ".join(dict.fromkeys(worker.node for worker in able))
+        why = f"of rank {names} there is no file in {resumes.folder} on any node ({where})"
+        return end_job(cluster, job, NO_STATE, f"cannot go on from its parking: {why}", eligible=False)
+    places = [(worker.node, worker.slot) for worker in able]
+    held = zip(job.seats.items(), places, strict=True)
+    seats = Table((rank, replace(seat, home=place[0], place=place)) for (rank, seat), place in held)
+    text = f"{COMES_BACK} {resumes.point}"
+    job = begin_generation(replace(job, seats=seats, waiting_ms=None)).with_rollback(point=resumes.point)
+    job = job.suffer(Fault(text, PARKS, job.moment(now)), now)
+    incident = job.open_incident
+    assert incident is not None, "it was opened just now"
+    job = job.with_incident(replace(incident, kind="planned", eligible=False))
+    return cluster.with_job(job.enter(JobPhase.AGREEING, now, text))
 
 
 def wait_for_places(cluster: Cluster, job: Job, there: int) -> Cluster:

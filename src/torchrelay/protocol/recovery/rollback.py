@@ -13,10 +13,11 @@ from operator import itemgetter
 
 from msgspec.structs import replace
 
-from torchrelay.protocol.messages.events import Snapshot
+from torchrelay.protocol.messages.events import Snapshot, WorkerStarted
 from torchrelay.protocol.messages.ids import START, JobId, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.model.parts import Attempts
 from torchrelay.protocol.model.roster import Life, Seat, Worker
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.model.table import Table
@@ -42,6 +43,8 @@ def note_kept(cluster: Cluster, name: JobId, node: NodeId, kept: tuple[Snapshot,
 
 def not_there(job: Job, node: NodeId, rank: Rank, point: Point) -> Job:
     """This node does not have it, whatever was said before."""
+    if node in nodes_with_parked(job, rank, point):
+        job = without_found(job, node, rank)
     left = tuple(one for one in job.rollback.kept.get(node, ()) if (one.rank, one.point) != (rank, point))
     return job if left == job.rollback.kept.get(node, ()) else job.with_rollback(kept=job.rollback.kept.put(node, left))
 
@@ -51,6 +54,10 @@ def forget_kept(cluster: Cluster, node: NodeId) -> Cluster:
     for job in cluster.jobs.values():
         if node in job.rollback.kept:
             cluster = cluster.with_job(job.with_rollback(kept=job.rollback.kept.drop(node)))
+            job = cluster.jobs[job.spec.job]
+        if job.parking.found is not None:
+            every = tuple(one for one in job.parking.found_all if one != node)
+            cluster = cluster.with_job(job.with_parking(found=job.parking.found.drop(node), found_all=every))
     return cluster
 
 
@@ -59,6 +66,9 @@ def newest_common(cluster: Cluster, job: Job) -> Point | None:
 
     If possible where one can be at once, and not only when a taint is gone.
     """
+    if job.resuming:  # there is nothing else yet
+        assert job.spec.resumes is not None, "it comes back from there"
+        return None if not_found(job) else job.spec.resumes.point
     for closed_too in (False, True):
         nodes = [node for node in job.rollback.kept if has_room(cluster, job, node, closed_too=closed_too)]
         # Not from beyond where the job is: that is of steps which were made again since.
@@ -94,7 +104,68 @@ def has_room(cluster: Cluster, job: Job, name: NodeId, *, closed_too: bool) -> b
 
 def nodes_with(job: Job, rank: Rank, point: Point) -> set[NodeId]:
     """The nodes in whose memory this snapshot lies."""
-    return {node for node, kept in job.rollback.kept.items() if Snapshot(rank, point, job.attempts.restarts) in kept}
+    kept = {node for node, some in job.rollback.kept.items() if Snapshot(rank, point, job.attempts.restarts) in some}
+    return kept | nodes_with_parked(job, rank, point)
+
+
+def nodes_with_parked(job: Job, rank: Rank, point: Point) -> set[NodeId]:
+    """The nodes that find the files of this rank, in a job that comes back from its parking.
+
+    Its own alone, if that does: where all share a folder, every node finds the files of all.
+    """
+    found, resumes, place = job.parking.found, job.spec.resumes, job.seats[rank].place
+    if found is None or resumes is None or resumes.point != point:
+        return set()
+    if place is not None and finds(job, place[0], rank):
+        return {place[0]}
+    return {node for node in (*found, *job.parking.found_all) if finds(job, node, rank)}
+
+
+def finds(job: Job, node: NodeId, rank: Rank) -> bool:
+    """Whether the files of this rank lie where this node can read them."""
+    found = job.parking.found or Table()
+    return rank in found[node] if node in found else node in job.parking.found_all
+
+
+def not_found(job: Job) -> list[Rank]:
+    """The ranks whose files nobody has found."""
+    if job.parking.found_all and not job.parking.found:
+        return []
+    return [rank for rank in job.seats if not any(finds(job, node, rank) for node in found_by(job))]
+
+
+def found_by(job: Job) -> tuple[NodeId, ...]:
+    """Who has looked, and has found something."""
+    return tuple(dict.fromkeys((*(job.parking.found or ()), *job.parking.found_all)))
+
+
+def without_found(job: Job, node: NodeId, rank: Rank) -> Job:
+    """What was said to be found there cannot be read."""
+    every, found = job.parking.found_all, job.parking.found or Table()
+    there = found[node] if node in found else tuple(job.seats)
+    left = tuple(one for one in there if one != rank)
+    return job.with_parking(found=found.put(node, left), found_all=tuple(one for one in every if one != node))
+
+
+def note_found(cluster: Cluster, name: JobId, event: WorkerStarted) -> Cluster:
+    """A worker that has come up says what its node finds of the parking that the job comes back from."""
+    job = cluster.jobs[name]
+    found = job.parking.found
+    if found is None or event.node in found or event.node in job.parking.found_all:
+        return cluster
+    if event.all_parked:
+        return cluster.with_job(job.with_parking(found_all=(*job.parking.found_all, event.node)))
+    return cluster.with_job(job.with_parking(found=found.put(event.node, event.parked)))
+
+
+def parked_before(job: Job) -> Job:
+    """A job that begins; if it comes back from a parking, it has trained."""
+    resumes = job.spec.resumes
+    if resumes is None:
+        return job
+    job = job.with_parking(found=Table()).with_rollback(every=resumes.every, buddies=resumes.buddies)
+    attempts = Attempts(trained=True, restarts=resumes.restarts)
+    return replace(job, attempts=attempts, once=Table(resumes.once), why="waiting for nodes, to go on from its parking")
 
 
 # ---------------------------------------------------------------- going back

@@ -72,3 +72,14 @@ def _read(place: Path) -> bytes | None:
         return place.read_bytes()
     except FileNotFoundError:
         return None
+
+
+def digest_of_main(run_dir: Path, script: str, cwd: str) -> str:
+    """Of the script that a run has kept; empty if it is a module, or if there is none any more."""
+    load = Load(MAIN, os.path.abspath(os.path.join(cwd, script)))
+    source = _read(run_dir.absolute() / FOLDER / f"{load.key:016x}-{os.path.basename(load.path)[-100:]}")
+    return "" if source is None else digest_of(source)
+
+
+def digest_of(source: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(source)

@@ -26,7 +26,7 @@ from torchrelay.wire.messages.pathnews import NetworkNews
 
 AGENT_PATH = "/agent"
 LAUNCH_PATH = "/v1/launch"  # GET: what agents that have no folder in common with the launcher are to run
-VERSION = 6  # of this channel; both ends must have the same
+VERSION = 7  # of this channel; both ends must have the same
 Fact = Annotated[str, Meta(max_length=100)]
 SHUTDOWN_GRACE_S = 5.0
 
