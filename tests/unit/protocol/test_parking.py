@@ -329,6 +329,11 @@ def come_back(*found: tuple[NodeId, tuple[int, ...] | None], slots: int = 1) -> 
     return story
 
 
+def started(order: od.StartWorker, ranks: tuple[int, ...]) -> ev.WorkerStarted:
+    found = tuple(map(Rank, ranks))
+    return ev.WorkerStarted(worker=order.worker, node=order.node, slot=order.slot, pid=9, address="a", parked=found)
+
+
 def go_on(story: Story) -> None:
     for _ in range(20):
         for worker in story.cluster.workers:
@@ -374,7 +379,7 @@ def test_what_no_node_has_is_named() -> None:
     outcome = story.job.outcome
     assert outcome is not None
     assert outcome.code == NO_STATE
-    assert f"of rank 1 there is no file in {RESUMES.folder} on any node (node-0, node-1)" in outcome.reason
+    assert f"of rank 1 there is no file in {RESUMES.folder} on any node with a rank (node-0, node-1)" in outcome.reason
 
 
 def test_nobody_begins_before_all_have_looked() -> None:
@@ -458,6 +463,29 @@ def test_a_rank_lost_on_the_way_back_begins_again_from_its_file() -> None:
     incident = story.job.accounting.incidents[0]
     assert incident.kind == "unplanned"
     assert incident.eligible
+
+
+def test_a_rank_whose_node_is_lost_on_the_way_back_goes_on_where_its_file_can_be_read() -> None:
+    story = come_back((A, None), (B, None), slots=2)
+    story.hear(ev.NodeLost(node=B, incarnation="a", reason="silent"))
+    go_on(story)
+    assert now(story) is JobPhase.RUNNING
+    assert {story.cluster.workers[story.holder(rank)].node for rank in (0, 1)} == {A}
+
+
+def test_a_node_that_nobody_needs_is_looked_at_if_files_are_missing() -> None:
+    third = NodeId("node-2")
+    story = Story()
+    spec = JobSpec(job=JOB, world_size=2, nproc_per_node=1, nodes=2, resumes=RESUMES, **PLACE)
+    story.hear(ev.JobSubmitted(spec=spec))
+    for node in (A, B, third):
+        story.hear(ev.NodeJoined(node=node, incarnation="a", slots=1))
+    finds = {A: (0,), B: (), third: (1,)}
+    for _ in range(2):
+        for order in story.orders():
+            if isinstance(order, od.StartWorker):
+                story.hear(started(order, finds[order.node]))
+    assert {story.cluster.workers[story.holder(rank)].node for rank in (0, 1)} == {A, third}
 
 
 def test_what_was_told_there_is_private() -> None:

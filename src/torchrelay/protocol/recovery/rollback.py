@@ -109,16 +109,23 @@ def nodes_with(job: Job, rank: Rank, point: Point) -> set[NodeId]:
 
 
 def nodes_with_parked(job: Job, rank: Rank, point: Point) -> set[NodeId]:
-    """The nodes that find the files of this rank, in a job that comes back from its parking.
+    """The nodes that find the files of this rank, in a job that comes back from its parking."""
+    return {node for node in found_by(job) if finds(job, node, rank)} if comes_back_to(job, point) else set()
 
-    Its own alone, if that does: where all share a folder, every node finds the files of all.
+
+def comes_back_to(job: Job, point: Point) -> bool:
+    return job.resuming and job.spec.resumes is not None and job.spec.resumes.point == point
+
+
+def nodes_to_ask(job: Job, rank: Rank, point: Point, own: NodeId | None) -> set[NodeId]:
+    """The same as `nodes_with`, but the rank's own node alone, if it finds the files there, and nothing was wrong yet.
+
+    Where all share a folder every node finds the files of all.
     """
-    found, resumes, place = job.parking.found, job.spec.resumes, job.seats[rank].place
-    if found is None or resumes is None or resumes.point != point:
-        return set()
-    if place is not None and finds(job, place[0], rank):
-        return {place[0]}
-    return {node for node in (*found, *job.parking.found_all) if finds(job, node, rank)}
+    seat = job.seats[rank]
+    if own is not None and comes_back_to(job, point) and finds(job, own, rank) and not seat.failed | seat.distrusted:
+        return {own}
+    return nodes_with(job, rank, point)
 
 
 def finds(job: Job, node: NodeId, rank: Rank) -> bool:
@@ -272,9 +279,9 @@ def places_for(job: Job, spares: list[Worker]) -> dict[Rank, WorkerId]:
 def keepers_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -> list[tuple[Rank, Worker]]:
     """Holders of ranks on nodes where this rank's snapshot lies: on its own node first."""
     assert job.rollback.point is not None, "asked of a job that goes back"
-    nodes = nodes_with(job, rank, job.rollback.point)
     seat = job.seats[rank]
     own = None if seat.worker is None else cluster.workers[seat.worker].node
+    nodes = nodes_to_ask(job, rank, job.rollback.point, own)
     found: list[tuple[Rank, Worker]] = []
     for other, worker in holders_on(cluster, job, nodes):
         if worker.life not in (Life.STARTED, Life.WARM):
@@ -289,8 +296,9 @@ def keepers_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -
 def may_come(cluster: Cluster, job: Job, rank: Rank) -> bool:
     """Whether somebody may still hand out this rank's record, or its state: a node has it, and is to have a worker."""
     assert job.rollback.point is not None, "asked of a job that goes back"
-    asked = job.seats[rank].asked_buddies
-    for node in nodes_with(job, rank, job.rollback.point):
+    asked, name = job.seats[rank].asked_buddies, job.seats[rank].worker
+    own = None if name is None else cluster.workers[name].node
+    for node in nodes_to_ask(job, rank, job.rollback.point, own):
         there = holders_on(cluster, job, [node])
         if any(worker.worker not in asked for _, worker in there):
             return True

@@ -19,14 +19,13 @@ from torchrelay.protocol.messages.ids import JobId
 from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import PARKS, Fault, Resolution
 from torchrelay.protocol.model.job import TRAINING, Job, JobPhase
-from torchrelay.protocol.model.moves import MoveState
 from torchrelay.protocol.model.parts import Parking
 from torchrelay.protocol.model.state import Cluster, is_over
 from torchrelay.protocol.placement.boundary import REST_MS, TRIES, begin_parking, in_vain, put_off
 from torchrelay.protocol.placement.taints import on_slot
 from torchrelay.protocol.recovery.ending import PARKED, STOPPED, end_job, interrupt_job
 from torchrelay.protocol.rules.answers import answering
-from torchrelay.protocol.rules.migration import abandon, room_for, room_to_share
+from torchrelay.protocol.rules.migration import abandon, over_by, room_for, room_to_share
 from torchrelay.protocol.rules.stopping import signal_asked
 
 # How long before its nodes are gone a job begins at the latest; longer, if writing takes long or was not measured.
@@ -148,7 +147,7 @@ def progress_parking(cluster: Cluster, job_id: JobId) -> Cluster:
         return cluster.with_job(told)
     move = job.open_move
     if move is not None:
-        return abandon(cluster, job, move, MoveState.CALLED_OFF, "the job parks")
+        return abandon(cluster, job, move, over_by(job, move), "the job parks")
     return cluster if cluster.now_ms < job.parking.again_ms else begin_parking(cluster, job)
 
 

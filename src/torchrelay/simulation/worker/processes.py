@@ -210,6 +210,7 @@ class Process:
             job=self.job,
             address=self.address,
             store=self.store,
+            **self.world.found(self.node),
         )
         self.say(started)
         self.training.greet()
