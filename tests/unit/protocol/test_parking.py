@@ -40,9 +40,13 @@ def unsealed(story: Story) -> None:
     story.hear(ev.SealFailed(job=JOB, name=story.job.parking.name, reason="disk full"))
 
 
-@pytest.fixture
-def story() -> Story:
+def with_a_place() -> Story:
     return running(**PLACE)
+
+
+@pytest.fixture
+def trains() -> Story:
+    return with_a_place()
 
 
 def halt(story: Story) -> None:
@@ -62,22 +66,22 @@ def to_seal(story: Story) -> None:
 # ---------------------------------------------------------------- a parking
 
 
-def test_all_stop_at_a_boundary_are_written_down_and_end(story: Story) -> None:
-    halt(story)
-    told = [order for order in story.orders() if isinstance(order, od.Park)]
+def test_all_stop_at_a_boundary_are_written_down_and_end(trains: Story) -> None:
+    halt(trains)
+    told = [order for order in trains.orders() if isinstance(order, od.Park)]
     assert [(order.rank, order.point) for order in told] == [(0, Point(4)), (1, Point(4))]
-    assert {order.folder for order in told} == {f"/parked/parked-0123456789abcdef-{story.job.generation}"}
-    story.answer((od.Park,))
-    assert now(story) is JobPhase.SEALING
-    assert [order for order in story.orders() if isinstance(order, od.WorkerOrder)] == []
-    sealed(story)
-    outcome = story.job.outcome
+    assert {order.folder for order in told} == {f"/parked/parked-0123456789abcdef-{trains.job.generation}"}
+    trains.answer((od.Park,))
+    assert now(trains) is JobPhase.SEALING
+    assert [order for order in trains.orders() if isinstance(order, od.WorkerOrder)] == []
+    sealed(trains)
+    outcome = trains.job.outcome
     assert outcome is not None
     assert (outcome.code, outcome.reason) == (PARKED, "parked after 4 in /parked: the nodes go")
-    incident = story.job.accounting.incidents[-1]
+    incident = trains.job.accounting.incidents[-1]
     assert (incident.resolution, incident.eligible, incident.kind) == (Resolution.PARKED, False, "planned")
-    story.settle()
-    assert now(story) is JobPhase.ENDED
+    trains.settle()
+    assert now(trains) is JobPhase.ENDED
 
 
 def test_a_job_without_a_place_does_not_park() -> None:
@@ -87,179 +91,179 @@ def test_a_job_without_a_place_does_not_park() -> None:
     assert story.cluster == before
 
 
-def test_who_has_not_all_called_protect_is_waited_for(story: Story) -> None:
-    seat = replace(story.job.seats[Rank(1)], joined=False)
-    story.cluster = story.cluster.with_job(story.job.with_seat(Rank(1), seat))
-    story.hear(asked())
-    assert now(story) is JobPhase.RUNNING
-    assert story.job.parking.why_not == "not all ranks have called protect()"
-    story.hear(ev.WorkerJoined(worker=story.holder(1), job=JOB, rank=Rank(1)))
-    assert now(story) is JobPhase.QUIESCING
+def test_who_has_not_all_called_protect_is_waited_for(trains: Story) -> None:
+    seat = replace(trains.job.seats[Rank(1)], joined=False)
+    trains.cluster = trains.cluster.with_job(trains.job.with_seat(Rank(1), seat))
+    trains.hear(asked())
+    assert now(trains) is JobPhase.RUNNING
+    assert trains.job.parking.why_not == "not all ranks have called protect()"
+    trains.hear(ev.WorkerJoined(worker=trains.holder(1), job=JOB, rank=Rank(1)))
+    assert now(trains) is JobPhase.QUIESCING
 
 
-def test_under_a_freeze_nothing_is_written_down(story: Story) -> None:
-    story.hear(ev.FreezeSet(source="ops"), asked())
-    assert now(story) is JobPhase.RUNNING
-    story.hear(ev.FreezeCleared(source="ops"))
-    assert now(story) is JobPhase.QUIESCING
+def test_under_a_freeze_nothing_is_written_down(trains: Story) -> None:
+    trains.hear(ev.FreezeSet(source="ops"), asked())
+    assert now(trains) is JobPhase.RUNNING
+    trains.hear(ev.FreezeCleared(source="ops"))
+    assert now(trains) is JobPhase.QUIESCING
 
 
-def test_a_move_under_way_makes_way(story: Story) -> None:
-    story.hear(ev.MoveAsked(job=JOB, ranks=(Rank(1),), reason="asked", source="ops"))
-    assert story.move.open
-    story.hear(asked())
-    assert not story.move.open
-    assert now(story) is JobPhase.QUIESCING
+def test_a_move_under_way_makes_way(trains: Story) -> None:
+    trains.hear(ev.MoveAsked(job=JOB, ranks=(Rank(1),), reason="asked", source="ops"))
+    assert trains.move.open
+    trains.hear(asked())
+    assert not trains.move.open
+    assert now(trains) is JobPhase.QUIESCING
 
 
-def test_a_seal_of_another_parking_counts_for_nothing(story: Story) -> None:
-    to_seal(story)
-    before = story.cluster
-    story.hear(ev.ParkingSealed(job=JOB, name="parked-0123456789abcdef-99"))
-    story.hear(ev.SealFailed(job=JOB, name="parked-0123456789abcdef-99", reason="?"))
-    assert story.cluster == before
+def test_a_seal_of_another_parking_counts_for_nothing(trains: Story) -> None:
+    to_seal(trains)
+    before = trains.cluster
+    trains.hear(ev.ParkingSealed(job=JOB, name="parked-0123456789abcdef-99"))
+    trains.hear(ev.SealFailed(job=JOB, name="parked-0123456789abcdef-99", reason="?"))
+    assert trains.cluster == before
 
 
 # ---------------------------------------------------------------- disturbed
 
 
-def test_who_cannot_be_written_down_goes_on_and_is_tried_again_and_not_for_ever(story: Story) -> None:
-    story.hear(asked())
+def test_who_cannot_be_written_down_goes_on_and_is_tried_again_and_not_for_ever(trains: Story) -> None:
+    trains.hear(asked())
     for turn in range(TRIES):
-        story.answer((od.Halt,))
-        story.answer((od.Decide,))
-        assert now(story) is JobPhase.PARKING, turn
-        job, worker = story.job, story.holder(1)
+        trains.answer((od.Halt,))
+        trains.answer((od.Decide,))
+        assert now(trains) is JobPhase.PARKING, turn
+        job, worker = trains.job, trains.holder(1)
         failed = ev.ParkFailed(job=JOB, generation=job.generation, worker=worker, rank=Rank(1), reason="disk full")
-        story.hear(failed)
-        assert now(story) is JobPhase.RELEASING
-        story.answer((od.Resume,))
-        story.train(Point(4 + turn))
-        story.wait(AGAIN_MS)
-    assert now(story) is JobPhase.RUNNING
-    assert not story.job.parking.asked
-    assert story.job.parking.why_not == "3 tries came to nothing: rank 1 could not be written down: disk full"
-    assert {one.resolution for one in story.job.accounting.incidents} == {Resolution.CALLED_OFF}
+        trains.hear(failed)
+        assert now(trains) is JobPhase.RELEASING
+        trains.answer((od.Resume,))
+        trains.train(Point(4 + turn))
+        trains.wait(AGAIN_MS)
+    assert now(trains) is JobPhase.RUNNING
+    assert not trains.job.parking.asked
+    assert trains.job.parking.why_not == "3 tries came to nothing: rank 1 could not be written down: disk full"
+    assert {one.resolution for one in trains.job.accounting.incidents} == {Resolution.CALLED_OFF}
 
 
 @pytest.mark.parametrize("phase", [JobPhase.QUIESCING, JobPhase.HALTING, JobPhase.PARKING])
-def test_a_rank_that_dies_meanwhile_is_replaced_and_then_all_park(story: Story, phase: JobPhase) -> None:
-    story.hear(asked())
+def test_a_rank_that_dies_meanwhile_is_replaced_and_then_all_park(trains: Story, phase: JobPhase) -> None:
+    trains.hear(asked())
     for kind in (od.Halt, od.Decide):
-        if now(story) is not phase:
-            story.answer((kind,))
-    assert now(story) is phase
-    story.lose(story.holder(1), signal=9)
-    assert now(story) is JobPhase.AGREEING
-    assert story.job.parking.asked
-    assert not story.job.parking.name
+        if now(trains) is not phase:
+            trains.answer((kind,))
+    assert now(trains) is phase
+    trains.lose(trains.holder(1), signal=9)
+    assert now(trains) is JobPhase.AGREEING
+    assert trains.job.parking.asked
+    assert not trains.job.parking.name
     for _ in range(60):
-        story.answer()
-        story.wait(50)
-        if now(story) is JobPhase.SEALING:
+        trains.answer()
+        trains.wait(50)
+        if now(trains) is JobPhase.SEALING:
             break
-    sealed(story)
-    assert story.job.outcome is not None
-    assert story.job.outcome.code == PARKED
-    first = story.job.accounting.incidents[0]
+    sealed(trains)
+    assert trains.job.outcome is not None
+    assert trains.job.outcome.code == PARKED
+    first = trains.job.accounting.incidents[0]
     assert first.cause == "ended by signal 9"
     assert first.eligible
 
 
-def test_who_ends_when_all_is_written_down_is_not_missed(story: Story) -> None:
-    to_seal(story)
-    story.lose(story.holder(1), signal=9)
-    assert now(story) is JobPhase.SEALING
-    assert story.job.seats[Rank(1)].parked is not None
-    sealed(story)
-    assert story.job.outcome is not None
-    assert story.job.outcome.code == PARKED
+def test_who_ends_when_all_is_written_down_is_not_missed(trains: Story) -> None:
+    to_seal(trains)
+    trains.lose(trains.holder(1), signal=9)
+    assert now(trains) is JobPhase.SEALING
+    assert trains.job.seats[Rank(1)].parked is not None
+    sealed(trains)
+    assert trains.job.outcome is not None
+    assert trains.job.outcome.code == PARKED
 
 
-def test_without_a_manifest_all_go_on(story: Story) -> None:
-    to_seal(story)
-    unsealed(story)
-    assert now(story) is JobPhase.RELEASING
-    story.answer((od.Resume,))
-    assert now(story) is JobPhase.RUNNING
-    assert story.job.parking.why_not == "disk full"
+def test_without_a_manifest_all_go_on(trains: Story) -> None:
+    to_seal(trains)
+    unsealed(trains)
+    assert now(trains) is JobPhase.RELEASING
+    trains.answer((od.Resume,))
+    assert now(trains) is JobPhase.RUNNING
+    assert trains.job.parking.why_not == "disk full"
 
 
-def test_without_a_manifest_who_has_ended_is_replaced(story: Story) -> None:
-    to_seal(story)
-    story.lose(story.holder(1), signal=9)
-    unsealed(story)
-    assert now(story) is JobPhase.AGREEING
-    story.answer()
-    assert story.job.outcome is None
+def test_without_a_manifest_who_has_ended_is_replaced(trains: Story) -> None:
+    to_seal(trains)
+    trains.lose(trains.holder(1), signal=9)
+    unsealed(trains)
+    assert now(trains) is JobPhase.AGREEING
+    trains.answer()
+    assert trains.job.outcome is None
 
 
-def test_who_writes_for_too_long_goes_on(story: Story) -> None:
-    halt(story)
-    story.wait(story.job.spec.park_ms)
-    assert now(story) is JobPhase.RELEASING
+def test_who_writes_for_too_long_goes_on(trains: Story) -> None:
+    halt(trains)
+    trains.wait(trains.job.spec.park_ms)
+    assert now(trains) is JobPhase.RELEASING
 
 
-def test_a_stop_ends_a_parking_that_is_not_whole(story: Story) -> None:
-    halt(story)
-    story.hear(ev.SignalAsked(job=JOB, number=SIGTERM, grace_ms=10_000, reason="stopped"))
-    assert now(story) is JobPhase.RELEASING
-    story.answer((od.Resume,))
-    assert now(story) is JobPhase.RUNNING
-    assert story.job.stop is not None
+def test_a_stop_ends_a_parking_that_is_not_whole(trains: Story) -> None:
+    halt(trains)
+    trains.hear(ev.SignalAsked(job=JOB, number=SIGTERM, grace_ms=10_000, reason="stopped"))
+    assert now(trains) is JobPhase.RELEASING
+    trains.answer((od.Resume,))
+    assert now(trains) is JobPhase.RUNNING
+    assert trains.job.stop is not None
 
 
 # ---------------------------------------------------------------- within a time
 
 
-def test_what_does_not_fit_is_not_tried_and_the_ranks_are_told(story: Story) -> None:
-    worker = story.holder(0)
-    story.hear(ev.WorkerJoined(worker=worker, job=JOB, rank=Rank(0), park_ms=40_000))
-    story.hear(asked(grace_ms=30_000, number=SIGTERM))
-    assert now(story) is JobPhase.RUNNING
-    stop = story.job.stop
+def test_what_does_not_fit_is_not_tried_and_the_ranks_are_told(trains: Story) -> None:
+    worker = trains.holder(0)
+    trains.hear(ev.WorkerJoined(worker=worker, job=JOB, rank=Rank(0), park_ms=40_000))
+    trains.hear(asked(grace_ms=30_000, number=SIGTERM))
+    assert now(trains) is JobPhase.RUNNING
+    stop = trains.job.stop
     assert stop is not None
     assert stop.reason == "the nodes go; to write it down takes 40 s, and there are 30 s"
     assert stop.grace_ms == 30_000
 
 
-def test_what_is_not_done_in_time_ends_as_a_stop_does(story: Story) -> None:
-    story.hear(asked(grace_ms=30_000, number=SIGTERM))
-    story.wait(29_999)
-    assert story.job.outcome is None
-    story.wait(1)
-    assert story.job.outcome is not None
-    assert story.job.outcome.code == STOPPED
+def test_what_is_not_done_in_time_ends_as_a_stop_does(trains: Story) -> None:
+    trains.hear(asked(grace_ms=30_000, number=SIGTERM))
+    trains.wait(29_999)
+    assert trains.job.outcome is None
+    trains.wait(1)
+    assert trains.job.outcome is not None
+    assert trains.job.outcome.code == STOPPED
 
 
-def test_what_is_given_up_before_leaves_the_rest_of_the_time_to_the_ranks(story: Story) -> None:
-    story.hear(asked(grace_ms=30_000, number=SIGTERM))
-    story.cluster = story.cluster.with_job(story.job.with_parking(tries=TRIES, why_not="disk full"))
-    story.wait(10_000)
-    stop = story.job.stop
+def test_what_is_given_up_before_leaves_the_rest_of_the_time_to_the_ranks(trains: Story) -> None:
+    trains.hear(asked(grace_ms=30_000, number=SIGTERM))
+    trains.cluster = trains.cluster.with_job(trains.job.with_parking(tries=TRIES, why_not="disk full"))
+    trains.wait(10_000)
+    stop = trains.job.stop
     assert stop is not None
     assert (stop.number, stop.grace_ms) == (SIGTERM, 20_000)
-    assert story.job.outcome is None
+    assert trains.job.outcome is None
 
 
-def test_asked_again_it_may_be_in_more_of_a_hurry(story: Story) -> None:
-    story.hear(ev.FreezeSet(source="ops"), asked(), asked(grace_ms=5_000), asked(grace_ms=9_000))
-    assert story.job.parking.deadline_ms == 5_000
+def test_asked_again_it_may_be_in_more_of_a_hurry(trains: Story) -> None:
+    trains.hear(ev.FreezeSet(source="ops"), asked(), asked(grace_ms=5_000), asked(grace_ms=9_000))
+    assert trains.job.parking.deadline_ms == 5_000
 
 
-def test_while_its_nodes_are_there_for_long_a_job_trains(story: Story) -> None:
-    story.hear(ev.WorkerJoined(worker=story.holder(0), job=JOB, rank=Rank(0), park_ms=1_000))
-    story.hear(asked(grace_ms=600_000))
-    story.wait(600_000 - LEAD_MS - 1)
-    assert now(story) is JobPhase.RUNNING
-    story.wait(1)
-    assert now(story) is JobPhase.QUIESCING
+def test_while_its_nodes_are_there_for_long_a_job_trains(trains: Story) -> None:
+    trains.hear(ev.WorkerJoined(worker=trains.holder(0), job=JOB, rank=Rank(0), park_ms=1_000))
+    trains.hear(asked(grace_ms=600_000))
+    trains.wait(600_000 - LEAD_MS - 1)
+    assert now(trains) is JobPhase.RUNNING
+    trains.wait(1)
+    assert now(trains) is JobPhase.QUIESCING
 
 
-def test_asked_again_without_time_it_begins_at_once(story: Story) -> None:
-    story.hear(ev.WorkerJoined(worker=story.holder(0), job=JOB, rank=Rank(0), park_ms=1_000))
-    story.hear(asked(grace_ms=600_000), asked())
-    assert now(story) is JobPhase.QUIESCING
+def test_asked_again_without_time_it_begins_at_once(trains: Story) -> None:
+    trains.hear(ev.WorkerJoined(worker=trains.holder(0), job=JOB, rank=Rank(0), park_ms=1_000))
+    trains.hear(asked(grace_ms=600_000), asked())
+    assert now(trains) is JobPhase.QUIESCING
 
 
 # ---------------------------------------------------------------- nowhere to go

@@ -49,7 +49,7 @@ from torchrelay.protocol.model.job import Job, Outcome
 from torchrelay.protocol.model.parts import Raised
 from torchrelay.protocol.model.roster import Life, Seat, Worker, natural_key
 from torchrelay.protocol.model.state import Cluster
-from torchrelay.protocol.recovery.ending import REFUSED, STOPPED
+from torchrelay.protocol.recovery.ending import PARKED, REFUSED, STOPPED
 from torchrelay.protocol.recovery.sharing import shares_with
 
 # The phases of a recovery one after another: each ends at its mark and begins where the one before it ended, so that
@@ -398,6 +398,7 @@ def unproved(incident: Incident, outcome: Outcome) -> Excluded | None:
     """Of an incident after which all went on, and the job ended before anything was committed: None if that counts."""
     told = f"all went on after {incident.since}, and nothing was committed before the job ended with {outcome.code}"
     reasons = {0: Exclusion.UNPROVED, REFUSED: Exclusion.REFUSED, STOPPED: Exclusion.OPERATOR}
+    reasons |= {PARKED: Exclusion.UNPROVED}
     reason = reasons.get(outcome.code)
     return None if reason is None else Excluded(reason, f"{told}: {outcome.reason}")
 

@@ -136,6 +136,8 @@ def finish_writing(cluster: Cluster, job: Job) -> Cluster:
     """When everybody is written down: what is left is the manifest."""
     now = cluster.now_ms
     if is_complete(job):
+        assert job.boundary is not None, "all stand after it"
+        job = job.prove(job.generation, job.boundary, now)
         size = sum(seat.parked.size for seat in job.seats.values() if seat.parked is not None)
         return cluster.with_job(enter_next(job, now, f"all ranks are written down, {size:,} bytes"))
     limit = max(job.spec.park_ms, TIMES_LATE * job.parking.takes_ms)
