@@ -399,7 +399,9 @@ class LocalRun:
         self.voice.say(summary(job, str(self.plan.run_dir)))
         if code == PARKED and self.plan.parking is not None:
             self.voice.say(self.plan.parking.how_to_go_on())
-        if helps := remedy(code, self.plan.spec):
+        if code and self.plan.parking is not None and self.plan.parking.resume is not None and not self.went_on:
+            self.voice.say(f"it had not gone on: the parking in {self.plan.parking.resume} is as it was")
+        elif helps := remedy(code, self.plan.spec):
             self.voice.say(helps)
 
     def quote(self, incidents: Incidents) -> None:

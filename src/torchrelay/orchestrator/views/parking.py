@@ -38,7 +38,7 @@ def plan_park(scene: Scene, job: Job, reason: str, grace_ms: int | None, number:
 def parking_text(job: Job) -> str:
     """How a parking stands, in words; empty if there is nothing to say."""
     spec, parking = job.spec, job.parking
-    if not spec.park_dir:
+    if not spec.park_dir or job.outcome is not None:
         return ""
     takes = f", takes about {parking.takes_ms / 1000:.1f} s" if parking.takes_ms else ""
     if parking.asked:

@@ -98,7 +98,7 @@ def begin_parking(cluster: Cluster, job: Job) -> Cluster:
     """The same for a job that is to write itself down."""
     now = cluster.now_ms
     job = begin_generation(job)
-    job = job.suffer(Fault(f"the job parks: {job.parking.reason}", PARKS, job.moment(now)), now)
+    job = job.suffer(Fault(f"parks: {job.parking.reason}", PARKS, job.moment(now)), now)
     incident = job.open_incident
     assert incident is not None, "it was opened just now"
     job = job.with_incident(replace(incident, kind=str(MoveKind.PLANNED)))

@@ -307,13 +307,12 @@ def missing_at(job: Job, places: dict[Rank, tuple[NodeId, int]]) -> list[Rank]:
 def await_files(cluster: Cluster, job: Job, able: list[Worker], missing: list[Rank]) -> Cluster:
     """Not all that is needed is there yet, or it will never be."""
     now = cluster.now_ms
-    coming = [worker.worker for worker in able if worker.life is Life.STARTING]
-    waiting = now if job.waiting_ms is None else job.waiting_ms
-    if coming and now - waiting < job.spec.ready_ms:
-        why = f"waiting for {coming[0]} to come up, to go on from the parking"
-        return cluster.with_job(replace(job, why=why, waiting_ms=waiting))
+    coming = [worker for worker in able if worker.life is Life.STARTING]
+    if any(now - worker.since_ms < job.spec.ready_ms for worker in coming):
+        why = f"waiting for {coming[0].worker} to come up, to go on from the parking"
+        return cluster.with_job(replace(job, why=why, waiting_ms=None))
     if not missing:
-        return end_job(cluster, job, NO_SPARE, f"cannot go on from its parking: {coming[0]} does not come up")
+        return end_job(cluster, job, NO_SPARE, f"cannot go on from its parking: {coming[0].worker} does not come up")
     assert job.spec.resumes is not None, "it comes back from there"
     names = ", ".join(map(str, missing[:MOST_NAMED])) + (" and more" if len(missing) > MOST_NAMED else "")
     nodes = ", ".join(dict.fromkeys(worker.node for worker in able))
