@@ -175,6 +175,18 @@ def test_a_disk_that_is_full_costs_nothing(parked: Parked) -> None:
     assert {line["resolution"] for line in done.incidents()} == {"called off"}
 
 
+def test_what_does_not_fit_into_the_time_is_said_at_the_start_and_not_tried(tmp_path: Path) -> None:
+    parked = Parked(tmp_path, script(ballast_mb=64))
+    process, run_dir = parked.start("--park-dir", str(parked.place), "--grace", "0.02")
+    parked.until_step(process, run_dir, 8)
+    process.send_signal(signal.SIGTERM)
+    done = parked.end(process, run_dir)
+    assert "this job could not be parked in time" in done.output
+    assert "to write it down takes" in done.output
+    assert done.code not in (0, 75), done.output[-2000:]
+    assert not (parked.place / MANIFEST).exists()
+
+
 def test_a_job_without_a_place_says_so(parked: Parked) -> None:
     process, run_dir = parked.start()
     parked.until_step(process, run_dir, 2)

@@ -443,7 +443,7 @@ class Agent:
             encrypts=self.launch.encrypts,
             park_dir=terms.spec.park_dir,
             grace_ms=terms.spec.grace_ms,
-            resumes=terms.spec.resumes,
+            resumes=terms.spec.parking_of_workers,
         )
 
 

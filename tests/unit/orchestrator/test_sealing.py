@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,31 @@ def test_what_was_written_and_said_to_have_failed_is_taken_back(
     assert not (tmp_path / "parked" / MANIFEST).exists()
     monkeypatch.setattr(parking, "taken_back", lambda _: False)
     assert seal(story.job, tmp_path, 0) == ""  # it is there: nobody may go on beside it
+
+
+def test_what_cannot_be_told_is_asked_again_and_not_for_ever(
+    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unclear(*_: object) -> str:
+        raise parking.Unclear("stale file handle")
+
+    monkeypatch.setattr(parking, "AGAIN_S", 0.0)
+    told = asyncio.run(parking.sealed(story.job, unclear))
+    assert isinstance(told, ev.SealFailed)
+    assert told.reason.startswith("stale file handle. Look into")
+    answers = iter((parking.Unclear("stale"), ""))
+
+    def at_last() -> str:
+        found = next(answers)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    assert isinstance(asyncio.run(parking.sealed(story.job, at_last)), ev.ParkingSealed)
+    monkeypatch.setattr(parking, "write_manifest", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O error")))
+    monkeypatch.setattr("os.stat", lambda *_: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
+    with pytest.raises(parking.Unclear, match="nor can be told"):
+        parking.is_there(tmp_path, "x", "why")
 
 
 # ---------------------------------------------------------------- what operators are told

@@ -151,8 +151,8 @@ def gone_on(given: argparse.Namespace, folder: Path, manifest: Manifest) -> str:
     if gone is None or given.resume_again:
         return ""
     return (
-        f"the run in {gone.run} has gone on from there ({gone.at}, {gone.who}). If it has ended, and what it has done "
-        "since is to be done again, add --resume-again"
+        f"the run in {gone.run} has gone on from there, or was about to ({gone.at}, {gone.who}). If it has ended, and "
+        "what it has done since is to be done again, add --resume-again"
     )
 
 

@@ -36,6 +36,9 @@ from torchrelay.wire.parked.manifest import (
 
 log = logging.getLogger("torchrelay.orchestrator")
 
+TRIES, AGAIN_S, ANSWER_S = 5, 2.0, 30.0
+MAY_BE_THERE = "Look into {} before you go on from there: the job trains on"
+
 
 def manifest_of(job: Job, run_dir: Path, wall_ms: int) -> Manifest:
     """What is written of a job whose ranks are all written down. Raises ValueError if it cannot be known."""
@@ -91,27 +94,36 @@ def own_version() -> str:
 def seal(job: Job, run_dir: Path, wall_ms: int) -> str:
     """Write the manifest; the former parking is of no use from then on. Returns why there is none; empty if there is.
 
-    What cannot be undone is as if it was done: once the file may be there, nobody may go on.
+    What cannot be undone is as if it was done. Raises `Unclear` if nobody can tell whether it is there.
     """
     folder = Path(job.spec.park_dir)
     try:
         make_folder(folder)
         write_manifest(folder, manifest_of(job, run_dir, wall_ms))
     except (OSError, ValueError) as error:
-        why = str(error)
-        if is_there(folder, job.parking.name) and not taken_back(folder):
+        why = f"the manifest in {folder} could not be written: {error}"
+        if is_there(folder, job.parking.name, why) and not taken_back(folder):
             return ""
-        return f"the manifest in {folder} could not be written: {why}"
+        return why
     clear_parkings(folder, frozenset({job.parking.name}))
     return ""
 
 
-def is_there(folder: Path, name: str) -> bool:
-    """Whether the manifest is that of this parking."""
+class Unclear(Exception):
+    """Whether the manifest is there cannot be told: another orchestrator may have written it."""
+
+
+def is_there(folder: Path, name: str, why: str) -> bool:
+    """Whether the manifest is that of this parking. Raises `Unclear`."""
     try:
+        os.stat(folder / MANIFEST)
         return read_manifest(folder).name == name
-    except NoParking:
+    except FileNotFoundError:
         return False
+    except NoParking:
+        return False  # it is damaged, or of another version: no parking of ours
+    except OSError as error:
+        raise Unclear(f"{why}; nor can be told whether it is there ({error.strerror})") from error
 
 
 def taken_back(folder: Path) -> bool:
@@ -139,8 +151,16 @@ async def watch_parking(service: Orchestrator, run_dir: Path) -> None:
 
 
 async def sealed(job: Job, write: Callable[[], str]) -> Event:
-    """What has become of it."""
-    why = await asyncio.to_thread(write)
+    """What has become of it. All stand still meanwhile: a disk that does not answer is not waited for without end."""
+    for turn in range(TRIES):
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                why = await asyncio.to_thread(write)
+            break
+        except (Unclear, TimeoutError) as error:
+            why = f"{error or 'the disk does not answer'}. {MAY_BE_THERE.format(job.spec.park_dir)}"
+            log.warning("%s: %s", job.spec.job, why)
+            await asyncio.sleep(AGAIN_S if turn + 1 < TRIES else 0)
     if why:
         log.error("%s could not be parked: %s", job.spec.job, why)
         return SealFailed(job=job.spec.job, name=job.parking.name, reason=why)

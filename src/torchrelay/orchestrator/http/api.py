@@ -17,7 +17,7 @@
     GET  /v1/launch                    what is to be run, for agents
     GET  /healthz                      200 while decisions are made, 503 while they are not
 
-Calls that change something are in `changes`. Errors are `{"error": "what is wrong and what to do"}`.
+Calls that change something are in `changes` and `parking`. Errors are `{"error": "what is wrong and what to do"}`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from torchrelay.protocol.messages.ids import JobId, Point, Rank
 
@@ -63,6 +64,11 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     grace_ms: int = 30_000
     # From which parking the job goes on; None: it begins anew.
     resumes: Resumed | None = None
+
+    @property
+    def parking_of_workers(self) -> Resumed | None:
+        """What workers are told of it: the rest comes with their ranks."""
+        return None if self.resumes is None else replace(self.resumes, once=())
 
 
 class PrivateRecord(Struct, frozen=True, gc=False):

@@ -85,9 +85,8 @@ class Parking(Struct, frozen=True):
     rests_ms: int = 0  # until when what was given up is not begun of our own accord
     why_not: str = ""  # why the last try came to nothing, or why it has not begun
     takes_ms: int = 0  # how long writing is expected to take, as the slowest node has measured
-    # While all come back from a parking: who has files of which ranks, and who of all; None: it is over.
-    found: Table[NodeId, tuple[Rank, ...]] | None = None
-    found_all: tuple[NodeId, ...] = ()
+    # While all come back from a parking: of which ranks a node finds the files, None: of all; at last None: it is over.
+    found: Table[NodeId, tuple[Rank, ...] | None] | None = None
 
     @property
     def asked(self) -> bool:

@@ -204,7 +204,7 @@ def start_again(
         boundary=None,
         attempts=attempts,
         exceptions=replace(job.exceptions, broken=None),
-        parking=replace(job.parking, name="", found=None, found_all=()),
+        parking=replace(job.parking, name="", found=None),
         # What was not proved by now never will be: points are counted anew.
         accounting=replace(job.accounting, unproved=0),
         rollback=Rollback(every=rollback.every, buddies=rollback.buddies),

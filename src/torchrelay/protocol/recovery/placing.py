@@ -205,9 +205,7 @@ def asked_nodes(cluster: Cluster, job: Job, free: list[tuple[NodeId, int]]) -> l
 def nodes_to_look_at(cluster: Cluster, job: Job, free: list[tuple[NodeId, int]]) -> list[NodeId]:
     """Nodes that may have files of the parking, and where nobody is to find them, if those that are there lack some."""
     workers = cluster.of_job(job.spec.job)
-    if job.parking.found_all or any(worker.life is Life.STARTING for worker in workers):
-        return []
-    if not workers or not not_found(job):
+    if not workers or any(worker.life is Life.STARTING for worker in workers) or not not_found(job):
         return []
     there = {worker.node for worker in workers}
     return sorted({node for node, _ in free} - there, key=natural_key)
@@ -299,9 +297,7 @@ def near_files(job: Job, up: list[Worker]) -> dict[Rank, tuple[NodeId, int]]:
 def missing_at(job: Job, places: dict[Rank, tuple[NodeId, int]]) -> list[Rank]:
     """The ranks whose files nobody finds who has one of these places."""
     nodes = {node for node, _ in places.values()}
-    if nodes & set(job.parking.found_all):
-        return []
-    return [rank for rank in job.seats if not any(finds(job, node, rank) for node in nodes)]
+    return not_found(job, nodes)
 
 
 def await_files(cluster: Cluster, job: Job, able: list[Worker], missing: list[Rank]) -> Cluster:

@@ -54,6 +54,7 @@ from torchrelay.protocol.recovery.records import ask_others, buddies_to_ask, not
 from torchrelay.protocol.recovery.replicas import DETECTOR, differing_at_the_end
 from torchrelay.protocol.recovery.requests import weigh_requests
 from torchrelay.protocol.recovery.rollback import (
+    is_somewhere,
     keepers_of,
     may_come,
     nodes_with,
@@ -333,7 +334,7 @@ def what_lacks(cluster: Cluster, job: Job, rank: Rank, point: Point) -> str:
     seat, now = job.seats[rank], cluster.now_ms
     if job.rollback.point is not None:
         late = now - job.phase_ms >= job.spec.ready_ms
-        there = seat.record_of(point) is not None and bool(nodes_with(job, rank, point))
+        there = seat.record_of(point) is not None and is_somewhere(job, rank, point)
         if not there and (late or not may_come(cluster, job, rank)):
             return f"the snapshot of rank {rank} at {point} is lost"
     elif seat.record_of(point) is None:
@@ -485,6 +486,6 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
     why = "training" if job.resume_point is None else f"training on after {job.resume_point}"
     incident = job.open_incident
     rolled_back = incident is not None and incident.lost
-    job = replace(job, boundary=None).with_rollback(point=None, kept=Table()).with_parking(found=None, found_all=())
+    job = replace(job, boundary=None).with_rollback(point=None, kept=Table()).with_parking(found=None)
     job = weigh_requests(cluster, enter_next(job, now, why))
     return finish_move(cluster, job.close(Resolution.ROLLED_BACK, now) if rolled_back else job.went_on(now))

@@ -43,7 +43,7 @@ def note_kept(cluster: Cluster, name: JobId, node: NodeId, kept: tuple[Snapshot,
 
 def not_there(job: Job, node: NodeId, rank: Rank, point: Point) -> Job:
     """This node does not have it, whatever was said before."""
-    if node in nodes_with_parked(job, rank, point):
+    if comes_back_to(job, point) and finds(job, node, rank):
         job = without_found(job, node, rank)
     left = tuple(one for one in job.rollback.kept.get(node, ()) if (one.rank, one.point) != (rank, point))
     return job if left == job.rollback.kept.get(node, ()) else job.with_rollback(kept=job.rollback.kept.put(node, left))
@@ -56,8 +56,7 @@ def forget_kept(cluster: Cluster, node: NodeId) -> Cluster:
             cluster = cluster.with_job(job.with_rollback(kept=job.rollback.kept.drop(node)))
             job = cluster.jobs[job.spec.job]
         if job.parking.found is not None:
-            every = tuple(one for one in job.parking.found_all if one != node)
-            cluster = cluster.with_job(job.with_parking(found=job.parking.found.drop(node), found_all=every))
+            cluster = cluster.with_job(job.with_parking(found=job.parking.found.drop(node)))
     return cluster
 
 
@@ -110,59 +109,69 @@ def nodes_with(job: Job, rank: Rank, point: Point) -> set[NodeId]:
 
 def nodes_with_parked(job: Job, rank: Rank, point: Point) -> set[NodeId]:
     """The nodes that find the files of this rank, in a job that comes back from its parking."""
-    return {node for node in found_by(job) if finds(job, node, rank)} if comes_back_to(job, point) else set()
+    found = job.parking.found or Table()
+    return {node for node in found if finds(job, node, rank)} if comes_back_to(job, point) else set()
+
+
+def is_somewhere(job: Job, rank: Rank, point: Point) -> bool:
+    """Whether some node has this snapshot, or finds the files of this rank."""
+    if comes_back_to(job, point):
+        return not not_found(job, ranks=(rank,))
+    return bool(nodes_with(job, rank, point))
 
 
 def comes_back_to(job: Job, point: Point) -> bool:
     return job.resuming and job.spec.resumes is not None and job.spec.resumes.point == point
 
 
-def nodes_to_ask(job: Job, rank: Rank, point: Point, own: NodeId | None) -> set[NodeId]:
-    """The same as `nodes_with`, but the rank's own node alone, if it finds the files there, and nothing was wrong yet.
+def finds_its_own(cluster: Cluster, job: Job, rank: Rank) -> Worker | None:
+    """The holder of a rank that comes back, if its node finds the rank's files, and nothing was wrong with them yet.
 
-    Where all share a folder every node finds the files of all.
+    Where all share a folder every node finds the files of all: then each holder reads its own.
     """
-    seat = job.seats[rank]
-    if own is not None and comes_back_to(job, point) and finds(job, own, rank) and not seat.failed | seat.distrusted:
-        return {own}
-    return nodes_with(job, rank, point)
+    seat, point = job.seats[rank], job.rollback.point
+    if seat.worker is None or point is None or not comes_back_to(job, point) or seat.failed or seat.distrusted:
+        return None
+    worker = cluster.workers[seat.worker]
+    up = worker.life in (Life.STARTED, Life.WARM) and worker.worker not in seat.asked_buddies
+    return worker if up and finds(job, worker.node, rank) else None
 
 
 def finds(job: Job, node: NodeId, rank: Rank) -> bool:
     """Whether the files of this rank lie where this node can read them."""
     found = job.parking.found or Table()
-    return rank in found[node] if node in found else node in job.parking.found_all
+    ranks = found.get(node, ())
+    return ranks is None or rank in ranks
 
 
-def not_found(job: Job) -> list[Rank]:
-    """The ranks whose files nobody has found."""
-    if job.parking.found_all and not job.parking.found:
+def finds_all(ranks: tuple[Rank, ...] | None) -> bool:
+    return ranks is None
+
+
+def not_found(job: Job, nodes: Iterable[NodeId] | None = None, ranks: Iterable[Rank] | None = None) -> list[Rank]:
+    """The ranks, all or these, whose files none of these nodes has found; None: no node at all."""
+    found = job.parking.found or Table()
+    if found.any(finds_all) if nodes is None else any(finds_all(found.get(node, ())) for node in nodes):
         return []
-    return [rank for rank in job.seats if not any(finds(job, node, rank) for node in found_by(job))]
-
-
-def found_by(job: Job) -> tuple[NodeId, ...]:
-    """Who has looked, and has found something."""
-    return tuple(dict.fromkeys((*(job.parking.found or ()), *job.parking.found_all)))
+    there = {rank for node in (found if nodes is None else nodes) for rank in found.get(node, ()) or ()}
+    return [rank for rank in (job.seats if ranks is None else ranks) if rank not in there]
 
 
 def without_found(job: Job, node: NodeId, rank: Rank) -> Job:
     """What was said to be found there cannot be read."""
-    every, found = job.parking.found_all, job.parking.found or Table()
-    there = found[node] if node in found else tuple(job.seats)
-    left = tuple(one for one in there if one != rank)
-    return job.with_parking(found=found.put(node, left), found_all=tuple(one for one in every if one != node))
+    found = job.parking.found or Table()
+    ranks = found.get(node, ())
+    left = tuple(one for one in (job.seats if ranks is None else ranks) if one != rank)
+    return job.with_parking(found=found.put(node, left))
 
 
 def note_found(cluster: Cluster, name: JobId, event: WorkerStarted) -> Cluster:
     """A worker that has come up says what its node finds of the parking that the job comes back from."""
     job = cluster.jobs[name]
     found = job.parking.found
-    if found is None or event.node in found or event.node in job.parking.found_all:
+    if found is None or event.node in found:
         return cluster
-    if event.all_parked:
-        return cluster.with_job(job.with_parking(found_all=(*job.parking.found_all, event.node)))
-    return cluster.with_job(job.with_parking(found=found.put(event.node, event.parked)))
+    return cluster.with_job(job.with_parking(found=found.put(event.node, None if event.all_parked else event.parked)))
 
 
 def parked_before(job: Job) -> Job:
@@ -279,9 +288,12 @@ def places_for(job: Job, spares: list[Worker]) -> dict[Rank, WorkerId]:
 def keepers_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -> list[tuple[Rank, Worker]]:
     """Holders of ranks on nodes where this rank's snapshot lies: on its own node first."""
     assert job.rollback.point is not None, "asked of a job that goes back"
+    itself = finds_its_own(cluster, job, rank)
+    if itself is not None:
+        return [(rank, itself)]
+    nodes = nodes_with(job, rank, job.rollback.point)
     seat = job.seats[rank]
     own = None if seat.worker is None else cluster.workers[seat.worker].node
-    nodes = nodes_to_ask(job, rank, job.rollback.point, own)
     found: list[tuple[Rank, Worker]] = []
     for other, worker in holders_on(cluster, job, nodes):
         if worker.life not in (Life.STARTED, Life.WARM):
@@ -296,9 +308,10 @@ def keepers_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -
 def may_come(cluster: Cluster, job: Job, rank: Rank) -> bool:
     """Whether somebody may still hand out this rank's record, or its state: a node has it, and is to have a worker."""
     assert job.rollback.point is not None, "asked of a job that goes back"
-    asked, name = job.seats[rank].asked_buddies, job.seats[rank].worker
-    own = None if name is None else cluster.workers[name].node
-    for node in nodes_to_ask(job, rank, job.rollback.point, own):
+    if finds_its_own(cluster, job, rank) is not None:
+        return True
+    asked = job.seats[rank].asked_buddies
+    for node in nodes_with(job, rank, job.rollback.point):
         there = holders_on(cluster, job, [node])
         if any(worker.worker not in asked for _, worker in there):
             return True

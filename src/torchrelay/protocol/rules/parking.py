@@ -80,7 +80,7 @@ def too_slow(cluster: Cluster, job: Job, event: ev.ParkAsked) -> Cluster:
 
 def fresh(known: Parking) -> Parking:
     """Nothing is asked for; what holds beside that stays."""
-    return Parking(takes_ms=known.takes_ms, found=known.found, found_all=known.found_all)
+    return Parking(takes_ms=known.takes_ms, found=known.found)
 
 
 def parking_sealed(cluster: Cluster, event: ev.ParkingSealed) -> Cluster:
