@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.telling import JOB, Story, running
+from tests.support.telling import JOB, Story, running, submitted
 from torchrelay.orchestrator.core import parking
 from torchrelay.orchestrator.core.parking import seal
 from torchrelay.orchestrator.views.parking import parking_text, plan_park
@@ -134,6 +134,12 @@ def test_what_cannot_be_parked_is_refused_with_the_reason() -> None:
     story.hear(ev.FreezeSet(source="ops", reason="look"))
     with pytest.raises(PlanRefused, match="frozen by ops: look"):
         plan_park(scene(story), story.job, "", None, 0, "me")
+
+
+def test_a_job_that_only_starts_is_not_parked_so_that_a_signal_ends_it_at_once() -> None:
+    story = submitted(park_dir="/parked", park_key=KEY)
+    with pytest.raises(PlanRefused, match="it is only starting"):
+        plan_park(scene(story), story.job, "", 30_000, 15, "me")
 
 
 def test_what_is_asked_for_already_is_told() -> None:

@@ -158,6 +158,10 @@ def lasting_objection(cluster: Cluster, job: Job) -> str:
         return f"frozen by {who}" + (f": {why}" if why else "")
     if job.stop is not None:
         return job.stop.reason
+    if job.phase is JobPhase.STARTING:
+        return "it is only starting"
+    if job.resuming:
+        return "it has not come back from its parking yet, which is as it was"
     if job.phase is JobPhase.RUNNING and job.seats.any(facts.has_not_joined):
         return "not all ranks have called protect()"
     if job.seats.count(facts.has_not_finished) < len(job.seats):

@@ -364,7 +364,9 @@ class Safepoint:
         """Write ourselves down. Whatever keeps us from it is an answer, too; but for a fault that comes in between."""
         assert self._state is not None, "only who has joined is written down"
         why_not = "" if self._serves else "the state is not all here, in the middle of a gather"
-        private = with_values(self._kept(order.point), self._values())
+        kept = self._kept(order.point)
+        why_not = why_not or ("" if kept else f"there is no private record of {order.point}")
+        private = with_values(kept, self._values()) if kept else b""
         answer = self._written_down.write(self._session, self._state, order, private, why_not)
         if answer is not None:
             self._session.agent.answer(answer, Park)
