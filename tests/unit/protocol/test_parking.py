@@ -7,21 +7,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.support.telling import JOB, Stand, Story, private, running
+from tests.support.telling import JOB, Story, running
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
-from torchrelay.protocol.messages.enclosed import JobSpec, Resumed
-from torchrelay.protocol.messages.ids import NodeId, Point, Rank
-from torchrelay.protocol.model.incident import COMES_BACK, Resolution
-from torchrelay.protocol.model.job import Job, JobPhase
-from torchrelay.protocol.placement.boundary import AGAIN_MS, TRIES
-from torchrelay.protocol.recovery.ending import NO_STATE, PARKED, STOPPED
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank
+from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.placement.boundary import AGAIN_MS, REST_MS, TRIES
+from torchrelay.protocol.recovery.ending import PARKED, STOPPED
 from torchrelay.protocol.rules.parking import LEAD_MS
 
 A, B = NodeId("node-0"), NodeId("node-1")
 PLACE: dict[str, Any] = {"park_dir": "/parked", "park_key": "0123456789abcdef"}
 SIGTERM = 15
-RESUMES = Resumed(folder="/parked/parked-0123456789abcdef-2", point=Point(7), restarts=1, every=4)
 
 
 def asked(grace_ms: int | None = None, number: int = 0) -> ev.ParkAsked:
@@ -213,6 +211,75 @@ def test_a_stop_ends_a_parking_that_is_not_whole(trains: Story) -> None:
     assert trains.job.stop is not None
 
 
+def test_what_is_said_of_another_job_or_generation_changes_nothing(trains: Story) -> None:
+    halt(trains)
+    other, job = JobId("other"), trains.job
+    before = trains.cluster
+    trains.hear(ev.ParkAsked(job=other, reason="?", source="?"), ev.ParkingSealed(job=other, name="?"))
+    trains.hear(ev.SealFailed(job=other, name="?", reason="?"))
+    trains.hear(ev.ParkingSealed(job=JOB, name=job.parking.name))  # nobody can have written it yet
+    trains.hear(ev.SealFailed(job=JOB, name=job.parking.name, reason="?"))
+    stale = Generation(job.generation - 1)
+    trains.hear(ev.ParkFailed(job=JOB, generation=stale, worker=trains.holder(1), rank=Rank(1), reason="?"))
+    trains.hear(parked(trains, 1, generation=stale), parked(trains, 1, point=Point(3)))
+    assert trains.cluster == before
+
+
+def parked(story: Story, rank: int, **changes: Any) -> ev.WorkerParked:
+    told: dict[str, Any] = {
+        "job": JOB,
+        "generation": story.job.generation,
+        "worker": story.holder(rank),
+        "rank": Rank(rank),
+        "node": A,
+        "point": Point(4),
+        "size": 1,
+        "private": "p",
+        "digest": "d",
+    }
+    return ev.WorkerParked(**told | changes)
+
+
+def test_what_a_rank_has_said_first_counts(trains: Story) -> None:
+    halt(trains)
+    trains.hear(parked(trains, 1), parked(trains, 1, digest="another"))
+    first = trains.job.seats[Rank(1)].parked
+    assert first is not None
+    assert first.digest == "d"
+
+
+def test_what_speaks_against_it_is_said(trains: Story) -> None:
+    trains.hear(ev.FreezeSet(source="ops", reason="look"), asked())
+    assert trains.job.parking.why_not == "frozen by ops: look"
+    assert (trains.job.parking.source, trains.job.parking.reason) == ("test", "the nodes go")
+    seat = replace(trains.job.seats[Rank(1)], finished=True)
+    trains.cluster = trains.cluster.with_job(trains.job.with_seat(Rank(1), seat))
+    trains.hear(ev.FreezeCleared(source="ops"))
+    assert trains.job.parking.why_not == "the job is about to end"
+    assert now(trains) is JobPhase.RUNNING
+
+
+def test_while_a_connection_is_broken_nobody_is_asked_to_stop(trains: Story) -> None:
+    job, worker = trains.job, trains.holder(0)
+    trains.hear(
+        ev.CollectiveFailed(worker=worker, job=JOB, rank=Rank(0), generation=job.generation, summary="reset"), asked()
+    )
+    assert now(trains) is JobPhase.RUNNING
+    assert trains.job.parking.why_not == "a connection has broken"
+
+
+def test_a_job_that_is_stopped_does_not_park(trains: Story) -> None:
+    trains.hear(ev.SignalAsked(job=JOB, number=SIGTERM, grace_ms=10_000, reason="stopped"), asked())
+    assert now(trains) is JobPhase.RUNNING
+    assert trains.job.parking.why_not == "stopped"
+
+
+def test_each_try_that_fails_counts(trains: Story) -> None:
+    to_seal(trains)
+    unsealed(trains)
+    assert trains.job.parking.tries == 1
+
+
 # ---------------------------------------------------------------- within a time
 
 
@@ -225,6 +292,27 @@ def test_what_does_not_fit_is_not_tried_and_the_ranks_are_told(trains: Story) ->
     assert stop is not None
     assert stop.reason == "the nodes go; to write it down takes 40 s, and there are 30 s"
     assert stop.grace_ms == 30_000
+
+
+def test_what_does_not_fit_and_has_no_signal_is_only_said(trains: Story) -> None:
+    trains.hear(ev.WorkerJoined(worker=trains.holder(0), job=JOB, rank=Rank(0), park_ms=40_000))
+    trains.hear(asked(grace_ms=0))
+    assert trains.job.stop is None
+    assert not trains.job.parking.asked
+    assert trains.job.parking.why_not == "to write it down takes 40 s, and there are 0 s"
+    assert trains.job.parking.takes_ms == 40_000
+
+
+@pytest.mark.parametrize(("takes_ms", "lead_ms"), [(0, 600_000), (1_000, 120_000), (50_000, 200_000)])
+def test_how_long_before_the_end_it_begins(trains: Story, takes_ms: int, lead_ms: int) -> None:
+    trains.hear(ev.WorkerJoined(worker=trains.holder(0), job=JOB, rank=Rank(0), park_ms=takes_ms))
+    trains.hear(asked(grace_ms=900_000))
+    assert trains.job.parking.again_ms == 900_000 - lead_ms
+
+
+def test_who_asked_first_with_a_signal_is_not_forgotten(trains: Story) -> None:
+    trains.hear(ev.FreezeSet(source="ops"), asked(), asked(), asked(grace_ms=30_000, number=SIGTERM), asked())
+    assert (trains.job.parking.number, trains.job.parking.deadline_ms) == (SIGTERM, 30_000)
 
 
 def test_what_is_not_done_in_time_ends_as_a_stop_does(trains: Story) -> None:
@@ -280,6 +368,28 @@ def test_a_job_whose_only_node_goes_parks() -> None:
     assert story.job.parking.deadline_ms == 60_000
 
 
+def test_the_first_of_its_places_that_goes_counts_and_from_now_on() -> None:
+    story = running(spares=0, **PLACE)
+    story.wait(5_000)
+    story.hear(ev.TaintSet(node=A, slot=0, key="k", source="s", gone_in_ms=90_000))
+    assert not story.job.parking.asked
+    story.hear(ev.TaintSet(node=A, slot=1, key="k", source="s", gone_in_ms=60_000))
+    assert story.job.parking.deadline_ms == 65_000
+
+
+def test_what_was_given_up_rests(trains: Story) -> None:
+    trains.hear(asked())
+    trains.cluster = trains.cluster.with_job(trains.job.with_parking(tries=TRIES, why_not="disk full"))
+    trains.wait(1)
+    assert not trains.job.parking.asked
+    for slot in range(3):
+        trains.hear(ev.TaintSet(node=A, slot=slot, key="k", source="s", gone_in_ms=900_000))
+    assert not trains.job.parking.asked
+    trains.answer((od.Resume,))
+    trains.wait(REST_MS)
+    assert trains.job.parking.asked
+
+
 def test_a_job_whose_node_waits_for_it_does_not() -> None:
     story = running(spares=0, **PLACE)
     leaves(story, A, None)
@@ -301,199 +411,3 @@ def test_a_job_that_has_room_for_some_only_parks() -> None:
     story.settle()
     leaves(story, A)
     assert story.job.parking.asked
-
-
-# ---------------------------------------------------------------- coming back
-
-
-def come_back(*found: tuple[NodeId, tuple[int, ...] | None], slots: int = 1) -> Story:
-    """A job of two ranks that goes on after 7, on nodes that find files of these ranks (None: of all)."""
-    story = Story()
-    spec = JobSpec(job=JOB, world_size=2, nproc_per_node=1, nodes=2, resumes=RESUMES, **PLACE)
-    story.hear(ev.JobSubmitted(spec=spec))
-    for node, _ in found:
-        story.hear(ev.NodeJoined(node=node, incarnation="a", slots=slots))
-    there = dict(found)
-    for order in story.orders():
-        assert isinstance(order, od.StartWorker)
-        ranks = there[order.node]
-        story.hear(
-            ev.WorkerStarted(
-                worker=order.worker,
-                node=order.node,
-                slot=order.slot,
-                pid=9,
-                address=f"at:{order.worker}",
-                store="s",
-                parked=tuple(map(Rank, ranks or ())),
-                all_parked=ranks is None,
-            )
-        )
-        story.hear(ev.WorkerWarm(worker=order.worker))
-    return story
-
-
-def started(order: od.StartWorker, ranks: tuple[int, ...]) -> ev.WorkerStarted:
-    found = tuple(map(Rank, ranks))
-    return ev.WorkerStarted(worker=order.worker, node=order.node, slot=order.slot, pid=9, address="a", parked=found)
-
-
-def go_on(story: Story) -> None:
-    for _ in range(20):
-        for worker in story.cluster.workers:
-            story.stands[worker] = replace(story.stands.get(worker, Stand()), keeps=True)
-        story.answer()
-
-
-def test_all_come_back_from_their_files() -> None:
-    story = come_back((A, None), (B, None))
-    job = story.job
-    assert now(story) is JobPhase.PREPARING
-    assert all(seat.replacement for seat in job.seats.values())
-    assert [seat.home for seat in job.seats.values()] == [A, B]
-    go_on(story)
-    assert now(story) is JobPhase.RUNNING
-    assert story.job.resume_point == Point(7)
-    assert story.job.attempts.restarts == RESUMES.restarts
-    assert story.job.rollback.every == RESUMES.every
-    assert not story.job.resuming
-    incident = story.job.accounting.incidents[0]
-    assert incident.cause == f"{COMES_BACK} 7"
-    assert (incident.resolution, incident.eligible, incident.lost) == (Resolution.RESUMED, False, 0)
-    story.prove(Point(8))
-    assert story.job.accounting.incidents[0].resolution is Resolution.CLEAN
-
-
-def test_each_rank_is_asked_for_its_files_on_its_own_node() -> None:
-    story = come_back((A, None), (B, None))
-    asked = {order.ward: order.node for order in story.orders() if isinstance(order, od.Recall)}
-    assert asked == {0: A, 1: B}
-
-
-def test_files_that_lie_elsewhere_are_brought() -> None:
-    story = come_back((A, (1,)), (B, (0,)))
-    asked = {order.ward: order.node for order in story.orders() if isinstance(order, od.Recall)}
-    assert asked == {0: B, 1: A}
-    go_on(story)
-    assert now(story) is JobPhase.RUNNING
-
-
-def test_what_no_node_has_is_named() -> None:
-    story = come_back((A, (0,)), (B, ()))
-    outcome = story.job.outcome
-    assert outcome is not None
-    assert outcome.code == NO_STATE
-    assert f"of rank 1 there is no file in {RESUMES.folder} on any node with a rank (node-0, node-1)" in outcome.reason
-
-
-def test_nobody_begins_before_all_have_looked() -> None:
-    story = Story()
-    spec = JobSpec(job=JOB, world_size=2, nproc_per_node=1, nodes=2, resumes=RESUMES, **PLACE)
-    story.hear(ev.JobSubmitted(spec=spec))
-    for node in (A, B):
-        story.hear(ev.NodeJoined(node=node, incarnation="a", slots=1))
-    assert now(story) is JobPhase.STARTING
-    assert "to come up" in story.job.why
-
-
-def nothing_kept(order: od.Recall) -> ev.RecordKept:
-    return ev.RecordKept(
-        job=JOB,
-        generation=order.generation,
-        worker=order.worker,
-        rank=order.rank,
-        ward=order.ward,
-        point=order.point,
-        private=b"",
-    )
-
-
-def lost_file(story: Story, rank: int) -> None:
-    """Nobody can read this rank's file."""
-    for _ in range(20):
-        for order in story.orders():
-            if isinstance(order, od.Recall) and order.ward == rank:
-                who: dict[str, Any] = {
-                    "job": JOB,
-                    "generation": order.generation,
-                    "worker": order.worker,
-                    "rank": order.rank,
-                }
-                story.hear(ev.RecordKept(**who, ward=Rank(rank), point=Point(7), private=b""))
-
-
-def test_a_file_that_cannot_be_read_ends_the_job_and_nothing_begins_anew() -> None:
-    story = come_back((A, None), (B, (1,)))
-    lost_file(story, 0)
-    outcome = story.job.outcome
-    assert outcome is not None
-    assert outcome.code == NO_STATE
-    assert outcome.reason.startswith("could not go on from its parking, which is as it was")
-
-
-def test_a_file_that_one_node_cannot_read_another_reads() -> None:
-    story = come_back((A, None), (B, None))
-    first = next(order for order in story.orders() if isinstance(order, od.Recall) and order.ward == 0)
-    story.hear(nothing_kept(first))
-    asked = {order.ward: order.node for order in story.orders() if isinstance(order, od.Recall)}
-    assert asked[Rank(0)] == B
-
-
-@pytest.mark.parametrize("restarts", [0, 3])
-def test_it_never_begins_from_nothing_in_silence(restarts: int) -> None:
-    story = Story()
-    spec = JobSpec(job=JOB, world_size=1, nproc_per_node=1, max_restarts=restarts, resumes=RESUMES, **PLACE)
-    story.hear(ev.JobSubmitted(spec=spec), ev.NodeJoined(node=A, incarnation="a", slots=1))
-    start = story.orders()[0]
-    assert isinstance(start, od.StartWorker)
-    story.hear(ev.WorkerStarted(worker=start.worker, node=A, slot=0, pid=9, parked=(Rank(0),)))
-    story.hear(ev.NodeLost(node=A, incarnation="a", reason="silent"))
-    story.wait(story.job.spec.spare_wait_ms)
-    story.wait(story.job.spec.spare_wait_ms)
-    assert ended(story.job)
-    assert story.job.attempts.restarts == RESUMES.restarts
-
-
-def ended(job: Job) -> bool:
-    return job.outcome is not None and job.outcome.code != 0
-
-
-def test_a_rank_lost_on_the_way_back_begins_again_from_its_file() -> None:
-    story = come_back((A, None), (B, None), slots=2)
-    worker = story.holder(1)
-    story.hear(ev.WorkerExited(worker=worker, node=B, signal=9))
-    go_on(story)
-    assert now(story) is JobPhase.RUNNING
-    incident = story.job.accounting.incidents[0]
-    assert incident.kind == "unplanned"
-    assert incident.eligible
-
-
-def test_a_rank_whose_node_is_lost_on_the_way_back_goes_on_where_its_file_can_be_read() -> None:
-    story = come_back((A, None), (B, None), slots=2)
-    story.hear(ev.NodeLost(node=B, incarnation="a", reason="silent"))
-    go_on(story)
-    assert now(story) is JobPhase.RUNNING
-    assert {story.cluster.workers[story.holder(rank)].node for rank in (0, 1)} == {A}
-
-
-def test_a_node_that_nobody_needs_is_looked_at_if_files_are_missing() -> None:
-    third = NodeId("node-2")
-    story = Story()
-    spec = JobSpec(job=JOB, world_size=2, nproc_per_node=1, nodes=2, resumes=RESUMES, **PLACE)
-    story.hear(ev.JobSubmitted(spec=spec))
-    for node in (A, B, third):
-        story.hear(ev.NodeJoined(node=node, incarnation="a", slots=1))
-    finds = {A: (0,), B: (), third: (1,)}
-    for _ in range(2):
-        for order in story.orders():
-            if isinstance(order, od.StartWorker):
-                story.hear(started(order, finds[order.node]))
-    assert {story.cluster.workers[story.holder(rank)].node for rank in (0, 1)} == {A, third}
-
-
-def test_what_was_told_there_is_private() -> None:
-    story = come_back((A, None), (B, None))
-    go_on(story)
-    assert all(seat.record_of(Point(7)) is not None for seat in story.job.seats.values())
-    assert private(Point(7)) == story.job.seats[Rank(0)].private[-1].data
