@@ -21,6 +21,7 @@ HEAD = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
 # Ways that lead out of a phase before it is over.
 FAULT = {(JobPhase.RUNNING, JobPhase.AGREEING)}
 MOVE = {(JobPhase.RUNNING, JobPhase.QUIESCING), (JobPhase.QUIESCING, JobPhase.RELEASING)}
+MOVE |= {(JobPhase.HALTING, JobPhase.PARKING)}
 NAMES = re.compile(r"\b(" + "|".join(phase.name for phase in JobPhase) + r")\b")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.support.faults import faulty
 from tests.support.jobs import differences, wait_until
-from tests.support.machines.fleet import EVIDENCE, words_of
+from tests.support.machines.fleet import CLI, EVIDENCE, words_of
 from tests.support.machines.harness import Machines
 from tests.support.machines.headless import OTHERS, Headless, begun, settled_on
 from tests.support.machines.needs import needs_machines
@@ -19,6 +20,7 @@ from torchrelay.protocol.messages.ids import NodeId
 pytestmark = [pytest.mark.timeout(300), needs_machines]
 
 SCRIPT = faulty("--steps", "300", "--pace", "0.1")
+PARKED = f"{EVIDENCE}/parked"  # all machines reach it
 
 
 @pytest.fixture
@@ -87,3 +89,23 @@ def test_an_heir_that_is_lost_is_replaced_by_another(fleet: Headless) -> None:
     done = fleet.over(head)
     assert differences(done, undisturbed(SCRIPT)) == []
     assert all(one["steps_lost"] == 0 for one in done.incidents())
+
+
+@pytest.mark.soak
+def test_the_head_is_lost_and_the_next_one_parks_the_job(fleet: Headless) -> None:
+    begun(fleet, SCRIPT, ["--park-dir", PARKED])
+    fleet.machines["m1"].cut_power()
+    (head,) = wait_until("another head", fleet.heads, deadline_s=40)
+    wait_until("it is heard", lambda: fleet.look(head, "status"), deadline_s=20)
+    fleet.machines[head].run([*CLI, "park", "--yes", "--run-dir", fleet.folder_of(head)])
+    done = fleet.over(head)
+    assert [one["steps_lost"] for one in done.incidents()] == [0]
+
+    shutil.rmtree(done.run_dir)
+    begins, *others = (name for name in OTHERS if name != head)
+    fleet.head = fleet.machines[begins]
+    fleet.start(SCRIPT, ["--by-hand", "--nnodes", "2", "--nproc-per-node", "2", "--resume", PARKED])
+    fleet.join(*others)
+    done = fleet.end()
+    assert done.code == 0, done.output[-3000:]
+    assert differences(done, undisturbed(SCRIPT)) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.support.machines.fleet import EVIDENCE, RUN_DIR, at
 from tests.support.machines.harness import Machines
 from tests.support.slurm.cluster import Slurm
 from tests.support.slurm.conf import Site
-from tests.support.slurm.fleet import SlurmFleet
+from tests.support.slurm.fleet import CODE, OUT, SlurmFleet
 from tests.support.slurm.needs import needs_slurm
 from tests.support.twins import undisturbed
 
@@ -133,6 +134,24 @@ def test_a_floating_spare_for_a_drained_node_is_taken_from_a_job_that_yields(fle
     assert stranger.state() in ("PREEMPTED", "CANCELLED", "")
     ended_well(fleet, tmp_path, LONG)
     wait_until("all nodes are given back", lambda: all_given_back(fleet), deadline_s=30)
+
+
+def test_a_job_whose_time_is_over_soon_parks_and_another_job_goes_on(fleet: SlurmFleet, tmp_path: Path) -> None:
+    place = f"{EVIDENCE}/parked"
+    fleet.start(4, ["--nproc-per-node", "1", "--park-dir", place], LONG)
+    fleet.until_steps(10)
+    fleet.slurm.run("scontrol", "update", f"jobid={fleet.job.number}", "TimeLimit=2")
+    done = fleet.end(tmp_path)
+    assert done.code == 75, done.output
+    assert "the time limit of its job" in done.output
+    fleet.job.wait("COMPLETED", "")
+    for machine in fleet.slurm.nodes.values():  # the next one begins in the same places
+        for left in (RUN_DIR, CODE, OUT):
+            shutil.rmtree(at(machine, left), ignore_errors=True)
+            at(machine, left).unlink(missing_ok=True)
+    shutil.rmtree(tmp_path / "run")
+    fleet.start(4, ["--nproc-per-node", "1", "--resume", place], LONG)
+    ended_well(fleet, tmp_path, LONG)
 
 
 def all_given_back(fleet: SlurmFleet) -> bool:

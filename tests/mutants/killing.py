@@ -94,7 +94,7 @@ LARGE = ("test_many_at_once", "test_standing")  # they take seconds
 
 
 # What tests are given, by what their module makes it with.
-FIXTURES = {"sharded": "Sharded", "story": "three_ranks", "cluster": "with_strays"}
+FIXTURES = {"sharded": "Sharded", "story": "three_ranks", "cluster": "with_strays", "trains": "with_a_place"}
 
 
 def run_tests_of(*names: str) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 PROTOCOL = Path(__file__).parent.parent.parent / "src" / "torchrelay" / "protocol"
 MODULES = (
     "answers", "boundary", "buddies", "cluster", "deaths", "ending", "facts", "incident", "job", "migration",
-    "moves", "parts", "phases", "placing", "policy", "records", "recovery", "replicas", "requests", "rollback",
-    "roster", "sharing", "silence", "speech", "stalls", "standing", "state", "stopping", "table", "taints",
+    "moves", "parking", "parts", "phases", "placing", "policy", "records", "recovery", "replicas", "requests",
+    "rollback", "roster", "sharing", "silence", "speech", "stalls", "standing", "state", "stopping", "table", "taints",
     "deafness", "failure_detector", "pulses", "silent_nodes", "wait_for_graph",
     "candidate", "copying", "head", "succession", "voter",
 )  # fmt: skip

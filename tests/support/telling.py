@@ -192,7 +192,7 @@ def place_of(order: od.Order) -> tuple[int, str]:
     """Orders in the order of a recovery, then by worker."""
     kinds = (
         od.Fence, od.StartWorker, od.PassOn, od.Assign, od.Interrupt, od.Halt, od.Decide, od.Recall, od.Replay,
-        od.Reconfigure, od.Restore, od.Resume, od.Leave,
+        od.Reconfigure, od.Restore, od.Resume, od.Park, od.Leave,
     )  # fmt: skip
     return kinds.index(type(order)), getattr(order, "worker", "")
 
@@ -215,6 +215,21 @@ def answers(order: od.Order, stands: dict[WorkerId, Stand]) -> tuple[ev.Event, .
             return (ev.WorkerExited(worker=worker, node=node, code=code, cause="left"),)
         case od.PassOn():
             return ()  # nobody but the script hears of it
+        case od.Park(job=job, generation=generation, worker=worker, rank=rank, node=node, point=point):
+            parked = ev.WorkerParked(
+                job=job,
+                generation=generation,
+                worker=worker,
+                rank=rank,
+                node=node,
+                point=point,
+                size=1000,
+                private="p",
+                digest="d",
+                torch="2",
+                code="c",
+            )
+            return (parked,)
         case od.WorkerOrder():
             return worker_answers(order, stands)
     raise AssertionError(f"nobody knows how to answer {order}")

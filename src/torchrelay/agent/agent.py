@@ -476,4 +476,7 @@ class Agent:
             world_size=terms.spec.world_size,
             nproc_per_node=terms.spec.nproc_per_node,
             encrypts=self.launch.encrypts,
+            park_dir=terms.spec.park_dir,
+            grace_ms=terms.spec.grace_ms,
+            resumes=terms.spec.parking_of_workers,
         )

@@ -285,6 +285,7 @@ class JobStatus(Struct, frozen=True, kw_only=True):
     freezes: tuple[FreezeView, ...] = ()
     taints: tuple[TaintView, ...] = ()
     lease: int = 0  # the orchestrator's number: only the highest one acts
+    parking: str = ""  # where the job may be written down, or how that stands; empty: it may not
     sharing: tuple[Rank, ...] = ()  # ranks that run in the slots of others, as no spare is left
 
 
@@ -362,6 +363,7 @@ class Exclusion(StrEnum):
     REFUSED = "script refused"  # it does what cannot be protected, and was told so
     OPERATOR = "operator stop"
     STORAGE = "storage outage"  # the operating system said so to the script
+    PARKED = "parked"  # the job wrote itself down and ended, or went on from there: no fault
     CALLED_OFF = "move called off"  # nobody connected anew and nothing was lost: no interruption
     UNPROVED = "not proved"  # every script ended with 0, and none had committed anything after it
     UNTOLD = "not told"  # by an older version, which kept only that it does not count

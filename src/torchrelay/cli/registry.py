@@ -118,6 +118,11 @@ ROWS = (
         (words.of_run, words.of_job, words.printed, words.confirmed, words.reasoned, words.moved), changes=True,
     ),
     Verb(
+        "park", Family.OPERATE, "park:park",
+        "write the job down at the next boundary and end it with 75; `run --resume DIR` goes on from there",
+        (words.of_run, words.of_job, words.printed, words.confirmed, words.reasoned), changes=True,
+    ),
+    Verb(
         "taint", Family.OPERATE, "taints:taint",
         "hold something against a node or a slot: NODE[/SLOT] KEY[=VALUE][:EFFECT]",
         (*OF_PLACES, words.reasoned, words.of_place, words.tainted), changes=True,

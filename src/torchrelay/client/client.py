@@ -113,6 +113,11 @@ class Client:
         body = {"signal": name, "reason": reason, "grace_ms": grace_ms}
         self._ask("POST", f"/v1/jobs/{quote(job)}/signal", msgspec.json.encode(body))
 
+    def park(self, job: str, name: str, reason: str, grace_ms: int) -> None:
+        """Let a job park; what does not fit into the time ends by this signal."""
+        body = {"signal": name, "reason": reason, "grace_ms": grace_ms}
+        self._ask("POST", f"/v1/jobs/{quote(job)}/park", msgspec.json.encode(body))
+
     def note(self, call: str, what: str) -> None:
         """Write into the audit what was done without the orchestrator."""
         self._ask("POST", "/v1/audit", msgspec.json.encode({"call": call, "what": what}))

@@ -13,7 +13,7 @@ from msgspec import Struct
 from torchrelay.api.shown import SYMPTOM, Exclusion, IncidentView, root_causes
 from torchrelay.orchestrator.views.views import ALL_PHASES
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank
-from torchrelay.protocol.model.incident import UNSETTLED, Resolution
+from torchrelay.protocol.model.incident import COMES_BACK, UNSETTLED, Resolution
 from torchrelay.protocol.recovery.recovery import BEGUN_ANEW
 
 Z95 = 1.959963984540054  # of the normal distribution, for an interval of 95 %
@@ -116,6 +116,8 @@ def source_of(incident: IncidentView) -> str:
     """Where the state came from, in words."""
     if incident.verdict.startswith(BEGUN_ANEW):  # also if no step was lost by that
         return f"snapshots of {incident.resume_point} in the memory of the nodes"
+    if incident.verdict.startswith(COMES_BACK):
+        return f"the parking after {incident.resume_point}"
     if incident.sources:
         return "rank " + ", ".join(share_text(incident, rank) for rank in incident.sources)
     match Resolution(incident.resolution):
@@ -123,6 +125,8 @@ def source_of(incident: IncidentView) -> str:
             return "the script's own checkpoint"
         case Resolution.RESUMED | Resolution.CLEAN | Resolution.CALLED_OFF:
             return "in place"  # nobody had lost anything
+        case Resolution.PARKED:
+            return "written down"
         case Resolution.ROLLED_BACK | Resolution.OPEN | Resolution.RESTARTED | Resolution.ENDED:
             return ""
 
@@ -137,7 +141,7 @@ def share_text(incident: IncidentView, rank: Rank) -> str:
 def steps_lost(incident: IncidentView) -> int | None:
     """Committed steps that must be done again: none if clean, or if none was committed yet."""
     match Resolution(incident.resolution):
-        case Resolution.RESUMED | Resolution.CLEAN | Resolution.RESTARTED | Resolution.CALLED_OFF:
+        case Resolution.RESUMED | Resolution.CLEAN | Resolution.RESTARTED | Resolution.CALLED_OFF | Resolution.PARKED:
             return 0
         case Resolution.ROLLED_BACK:
             return incident.lost
@@ -431,7 +435,7 @@ def what_was_lost(line: Line) -> str:
             return "never seen to end"
         case Resolution.RESUMED:
             return "never proved: nothing was committed after it"
-        case Resolution.CLEAN | Resolution.CALLED_OFF:
+        case Resolution.CLEAN | Resolution.CALLED_OFF | Resolution.PARKED:
             return f"{line.steps_lost} steps"
 
 

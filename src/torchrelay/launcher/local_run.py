@@ -20,13 +20,14 @@ from torchrelay.client.ledger_file import ledger, write_ledger
 from torchrelay.client.runs import NotPossible
 from torchrelay.launcher.following import Degraded, Followed, Remark, moments
 from torchrelay.launcher.keeper import CANNOT_START, Keeper
+from torchrelay.launcher.parking import PARKING
 from torchrelay.launcher.plan import ENDING, TELLING, Plan
 from torchrelay.launcher.renewal import Renewal
 from torchrelay.launcher.sweep import PrivateFolder, sweep
 from torchrelay.launcher.voice import HOW_TO_JOIN, NEVER_JOINED, NOT_JOINED, UNHEARD, Voice, remedy, summary
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.job import JobPhase
-from torchrelay.protocol.recovery.ending import NO_SPARE
+from torchrelay.protocol.recovery.ending import NO_SPARE, PARKED
 from torchrelay.schedulers.local import FIRST_KEY, LocalScheduler, spread, write_file
 from torchrelay.schedulers.machine import write_machine
 from torchrelay.schedulers.network import RECORD as NETWORK
@@ -132,6 +133,7 @@ class LocalRun:
         self.verdict: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.hurry = asyncio.Event()
         self.finishing = False  # the orchestrator has said that every rank's script has ended
+        self.went_on = False  # the job trains, or has trained
         self.unheard = False  # they have, and no orchestrator has heard of it
         self.warned = False  # the operator knows that the script is not protected, and what would protect it
         self._signals = 0
@@ -147,6 +149,8 @@ class LocalRun:
         if full := no_room(self.folder, sum(slots_of(plan).values())):
             raise NotPossible(full, CANNOT_START)
         self.make_trust()
+        if plan.parking is not None:
+            plan.parking.claim(plan.run_dir)
         write_launch(plan.run_dir, self.launch())
         write_machine(plan.run_dir, self.folder)
         client = self.client_at(await self.keeper.start())
@@ -156,6 +160,8 @@ class LocalRun:
         except (Away, Denied) as error:
             raise NotPossible(f"the job could not be submitted: {error}", CANNOT_START) from error
         self.client = client
+        if plan.parking is not None and plan.parking.told:
+            self.voice.notice(f"{plan.spec.job} {plan.parking.told}")
         self.voice.notice(f"{plan.spec.job} in {plan.run_dir}: torchrelay status --run-dir {plan.run_dir}")
 
     def make_trust(self) -> None:
@@ -243,6 +249,7 @@ class LocalRun:
             self.finishing |= any(
                 note.phase == JobPhase.FINISHING and note.job == self.plan.spec.job for note in moment.notes
             )
+            self.went_on |= any(note.phase == JobPhase.RUNNING for note in moment.notes)
             if any(note.phase == JobPhase.ENDED and note.job == self.plan.spec.job for note in moment.notes):
                 self.decide(moment.outcomes[self.plan.spec.job])
 
@@ -336,6 +343,8 @@ class LocalRun:
         else:
             grace_s = self.plan.grace_s
             told = f"the ranks have {grace_s:g} s to end by themselves (--grace)"
+            if name == PARKING and self.plan.parking is not None:
+                told = f"the job parks if that fits into {grace_s:g} s (--grace)"
             self.voice.say(f"stopping ({name}): {told}; once more kills at once")
             asyncio.get_running_loop().call_later(grace_s + STOP_S, self.decide, STOPPED)
             self.pass_on(name, f"stopped by the operator ({name})", round(grace_s * 1000))
@@ -348,6 +357,10 @@ class LocalRun:
     async def tell_ranks(self, client: Client, name: str, reason: str, grace_ms: int | None) -> None:
         """Apart from the loop, which must hear a second Ctrl-C while this waits for an answer."""
         try:
+            if name == PARKING and grace_ms is not None and self.plan.parking is not None:
+                with suppress(Denied):  # it cannot be parked now: the ranks are to end by themselves
+                    await asyncio.to_thread(client.park, self.plan.spec.job, name, reason, grace_ms)
+                    return
             await asyncio.to_thread(client.signal, self.plan.spec.job, name, reason, grace_ms)
         except (Away, Denied) as error:
             if grace_ms is None:
@@ -365,6 +378,7 @@ class LocalRun:
         if self.client is None:
             return
         if self.unheard:
+            self.went_on = True
             self.voice.say(UNHEARD.format(self.plan.spec.job))
             return
         try:
@@ -374,14 +388,20 @@ class LocalRun:
             write_ledger(self.plan.run_dir, ledger(incidents))
         except (Away, Denied, OSError) as error:
             self.voice.say(f"no summary: {error}")
+            self.went_on = True  # for all we know
             return
+        self.went_on |= self.plan.parking is not None and self.plan.parking.is_behind(job.step)
         code = 0 if job.outcome is None else job.outcome.code
-        if code not in (0, STOPPED):
+        if code not in (0, STOPPED, PARKED):
             self.quote(incidents)
         if not job.joined and code == 0:
             self.voice.say(NEVER_JOINED if self.warned else f"{NEVER_JOINED}. {HOW_TO_JOIN}")
         self.voice.say(summary(job, self.where_ledger()))
-        if helps := remedy(code, self.plan.spec):
+        if code == PARKED and self.plan.parking is not None:
+            self.voice.say(self.plan.parking.how_to_go_on())
+        if code and self.plan.parking is not None and self.plan.parking.resume is not None and not self.went_on:
+            self.voice.say(f"it had not gone on: the parking in {self.plan.parking.resume} is as it was")
+        elif helps := remedy(code, self.plan.spec):
             self.voice.say(helps)
 
     def where_ledger(self) -> str:
@@ -411,6 +431,8 @@ class LocalRun:
 
     async def tidy_up(self) -> None:
         """End agents and orchestrator in order, or at once if there is no time."""
+        if self.plan.parking is not None and not self.went_on:
+            self.plan.parking.give_back()
         await self.unless_hurried(self._end_gently())
         if self.hurry.is_set():
             await self.end_at_once()

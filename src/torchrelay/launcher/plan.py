@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchrelay.launcher.machines import Machines
+from torchrelay.launcher.parking import ParkPlace
 from torchrelay.protocol.messages.events import JobSpec
 from torchrelay.wire.files.launch import Launch
 
@@ -32,3 +33,4 @@ class Plan:
     export: str = ""  # further variables of the operator's environment that go to them
     join_timeout_s: float = 0.0  # how long nodes may take to join, before the run is given up; 0: for ever
     plain_transfer: bool = False  # the network between them is trusted: what goes from worker to worker is readable
+    parking: ParkPlace | None = None  # where the job may be written down

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from torchrelay.api.shown import JobStatus, Lines
 from torchrelay.orchestrator.views.story import Kind, Moment, Note
 from torchrelay.protocol.messages.events import JobSpec
-from torchrelay.protocol.recovery.ending import NO_SPARE, NO_STATE
+from torchrelay.protocol.recovery.ending import NO_SPARE, NO_STATE, PARKED
 from torchrelay.terminal.show import milliseconds
 from torchrelay.wire.files.tails import plain
 
@@ -125,7 +125,10 @@ def summary(job: JobStatus, run_dir: str) -> str:
     tally = job.incidents
     incidents = "no incident" if tally.total == 0 else f"{tally.total} incidents, {tally.clean} resolved clean"
     if tally.total == 1:
-        incidents = f"1 incident, {'resolved clean' if tally.clean else 'not resolved clean'}"
-    steps = f" after {job.step} steps" if job.step is not None else ""
+        how_resolved = "resolved clean" if tally.clean else "not resolved clean" if tally.eligible else "not counted"
+        incidents = f"1 incident, {how_resolved}"
+    # Where a job was parked is told with the reason; what beats told of its steps may be older.
+    parked = outcome is not None and outcome.code == PARKED
+    steps = f" after {job.step} steps" if job.step is not None and not parked else ""
     pace = f" of {milliseconds(job.step_ms)}" if job.step_ms is not None and job.step is not None else ""
     return f"{job.job} {how}{steps}{pace}; {incidents}; ledger: torchrelay report --run-dir {run_dir}"

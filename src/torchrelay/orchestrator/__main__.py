@@ -21,6 +21,7 @@ from aiohttp import web
 from torchrelay.api.endpoint import JOURNAL, LOGS, TOKEN, Endpoint, read_endpoint, write_endpoint
 from torchrelay.orchestrator.core.agents import Estate
 from torchrelay.orchestrator.core.heirs import Heirs
+from torchrelay.orchestrator.core.parking import watch_parking
 from torchrelay.orchestrator.core.rules import all_ended, other_rules
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.doorway import Doorway, at_the_door, look_for_another, url_of, wait_or_give_way
@@ -33,7 +34,7 @@ from torchrelay.orchestrator.http.following import last_lines_told
 from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.orchestrator.store.journal import Journal, JournalRefused, JournalUnavailable, Superseded
 from torchrelay.orchestrator.store.parts import kept_succession, own_copy, write_copy_name
-from torchrelay.protocol.messages.events import Event, TaintCleared, TaintSet
+from torchrelay.protocol.messages.events import Event, ParkAsked, TaintCleared, TaintSet
 from torchrelay.protocol.messages.ids import JobId, NodeId
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.state import Cluster
@@ -290,6 +291,7 @@ async def serve(service: Orchestrator, options: argparse.Namespace) -> None:
                 publish_rosters(service, local) if slurm_job is None else under_slurm(service, slurm_job, run_dir)
             ),
             group.create_task(watch_freezes(service, run_dir)),
+            group.create_task(watch_parking(service, run_dir)),
             group.create_task(collect_in_peace(service)),
             *([group.create_task(end_with_the_jobs(service))] if options.heir else []),
             *([group.create_task(look_for_another(service, run_dir))] if service.heirs is not None else []),
@@ -446,6 +448,7 @@ async def heed(service: Orchestrator, scheduler: Scheduler) -> None:
                 # There is nowhere to go, and taints would keep ranks and spares off all nodes until then.
                 log.warning("the whole job is to end: %s", reason)
                 settle_node(service, name, "")
+                ask_to_park(service, reason, event.deadline_s)
             case NodeLeaving(node=name, reason=reason):
                 settle_node(service, name, reason)
             case NodeReturned(node=name):
@@ -471,6 +474,14 @@ def settle_node(service: Orchestrator, node: NodeId, reason: str) -> None:
         return
     log.info("Slurm: %s: %s", node, reason or "well again")
     service.take(event, note_refusal)
+
+
+def ask_to_park(service: Orchestrator, reason: str, deadline_s: float | None) -> None:
+    """Where jobs may be parked: all their nodes are to be left."""
+    grace_ms = None if deadline_s is None else max(0, round(1000 * deadline_s))
+    for name, job in service.cluster.jobs.items():
+        if job.spec.park_dir and not job.parking.asked:
+            service.take(ParkAsked(job=name, reason=reason, source=SLURM, grace_ms=grace_ms), note_refusal)
 
 
 def note_refusal(told: int | Exception) -> None:

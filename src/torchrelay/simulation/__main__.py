@@ -24,7 +24,7 @@ from torchrelay.protocol.messages.orders import Verdict
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import BEFORE_CUTOVER, RECOVERING, JobPhase
 from torchrelay.protocol.model.moves import OPEN_MOVES, MoveState
-from torchrelay.protocol.recovery.ending import NO_SPARE, NO_STATE, REFUSED, STOPPED
+from torchrelay.protocol.recovery.ending import NO_SPARE, NO_STATE, PARKED, REFUSED, STOPPED
 from torchrelay.simulation.model.plans import FaultKind, Lack, Plan
 from torchrelay.simulation.world import Result, run_large, run_seed
 from torchrelay.terminal.progress import progress
@@ -133,7 +133,8 @@ OF_MOVES = (FaultKind.KILL_TARGET, FaultKind.KILL_OUTGOING)
 HALTS = (JobPhase.RUNNING, JobPhase.QUIESCING, JobPhase.HALTING)
 
 
-# A signal that is to be passed on to the script: shown by unit tests and real processes only, so far.
+# A signal that is to be passed on to the script: shown by unit tests and real processes only, so far (but for one that
+# follows on a parking that comes to nothing).
 NOT_SIMULATED = {"order: PassOn", "event: SignalAsked"}
 # Small worlds have no racks (see `large`).
 NOT_SMALL = {f"fault: {FaultKind.RACK}"}
@@ -147,7 +148,7 @@ def required(seeds: int) -> list[str]:
     wanted += [f"verdict: {verdict}" for verdict in Verdict if verdict is not Verdict.GO_ON]  # that is of each move
     wanted += [f"move: {state}" for state in MoveState if state not in OPEN_MOVES]
     wanted += [f"resolution: {resolution}" for resolution in Resolution if resolution is not Resolution.OPEN]
-    codes = (0, Plan.script_code, NO_SPARE, NO_STATE, REFUSED, STOPPED, 137)
+    codes = (0, Plan.script_code, NO_SPARE, NO_STATE, REFUSED, STOPPED, PARKED, 137)
     wanted += [f"outcome: {code}" for code in codes]
     wanted += [f"fault: {kind}" for kind in FaultKind]
     if seeds >= ENOUGH_FOR_PHASES:
@@ -155,6 +156,7 @@ def required(seeds: int) -> list[str]:
         wanted += [f"fault: {kind} in {phase}" for kind, phase in places if (kind, phase) != BY_CHANCE]
         wanted += [f"fault: {kind} in {phase}" for kind in OF_MOVES for phase in HALTS]
     wanted += [f"lack: {lack}" for lack in Lack]
+    wanted.append("a parked job has gone on")
     wanted += [f"order: {kind.__name__}" for kind in get_args(od.AnyOrder)]
     wanted += [f"event: {kind.__name__}" for kind in (*ev.Fact.__subclasses__(), *ev.Answer.__subclasses__())]
     return [what for what in wanted if what not in NOT_SIMULATED | NOT_SMALL]

@@ -372,6 +372,16 @@ def move(world: Struck, strike: Strike) -> bool:
     return say(world, asked)
 
 
+def park(world: Struck, strike: Strike) -> bool:
+    """With a signal that is passed on if it comes to nothing in time, or just so."""
+    del strike
+    grace_ms = world.chance.choice((None, None, 5_000))
+    world.checker.disturbed = True
+    world.checker.cancelled |= grace_ms is not None
+    number = 0 if grace_ms is None else 15
+    return say(world, ev.ParkAsked(job=JOB, reason="the nodes go", source="operator", grace_ms=grace_ms, number=number))
+
+
 def taint(world: Struck, strike: Strike) -> bool:
     """A slot, or for a drain a node, that is to be left; it is cleared after a while, or its time is over.
 
@@ -472,6 +482,7 @@ STRIKES: dict[FaultKind, Callable[[Struck, Strike], bool]] = {
     FaultKind.ORCHESTRATOR: crash_orchestrator,
     FaultKind.UNDYING: hit(make_undying),
     FaultKind.CANCEL: cancel,
+    FaultKind.PARK: park,
     FaultKind.MOVE: move,
     FaultKind.MOVE_TWO: move,
     FaultKind.MOVE_AND_BACK: move,

@@ -13,11 +13,12 @@ from random import Random
 from typing import Any
 
 from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages.enclosed import Resumed
 from torchrelay.protocol.messages.ids import START, Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.messages.orders import Restore, Source
+from torchrelay.protocol.messages.orders import Park, Restore, Source
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import Job, JobPhase
-from torchrelay.protocol.recovery.ending import NO_SPARE, NO_STATE, REFUSED, STOPPED
+from torchrelay.protocol.recovery.ending import NO_SPARE, NO_STATE, PARKED, REFUSED, STOPPED
 from torchrelay.protocol.rules.cluster import Cluster
 from torchrelay.simulation.faults import Faults
 from torchrelay.simulation.judge.checks import Violation, check_dates, check_proofs
@@ -27,7 +28,7 @@ from torchrelay.simulation.machine.shell import SMALL, Shell
 from torchrelay.simulation.model import script as sc
 from torchrelay.simulation.model.causes import Cause
 from torchrelay.simulation.model.life import Life
-from torchrelay.simulation.model.plans import JOB, Lack, On, Plan, draw, enlarge
+from torchrelay.simulation.model.plans import JOB, Lack, On, Plan, draw, enlarge, going_on
 from torchrelay.simulation.model.snapshot_store import Shot
 from torchrelay.simulation.ports import Got
 from torchrelay.simulation.worker.processes import Process
@@ -35,7 +36,9 @@ from torchrelay.simulation.worker.training import EXIT_CODE, Training
 from torchrelay.simulation.worker.wiring import Wiring
 
 CALM_BOUND_MS = 150_000  # after the faults have ceased, every job has ended within this time
+MOST_RUNS = 3  # of one job that is parked again and again
 SETTLE_MS = 4_000  # after a job's end, for its processes to go
+DISK_FULL = 0.1  # of what is written down while there are faults
 # More actions than any world needs: reaching it means that something goes round in circles.
 MAX_ACTIONS = 400_000
 
@@ -43,7 +46,8 @@ MAX_ACTIONS = 400_000
 class World:
     """Everything that one seed makes. `run` lets it live to the job's end and judges it; raises `Violation`."""
 
-    def __init__(self, plan: Plan, *, story: bool = False) -> None:
+    def __init__(self, plan: Plan, *, story: bool = False, former: World | None = None) -> None:
+        """`former`: the world in which the job was parked that goes on here."""
         self.plan = plan
         self.script = plan.script
         self.chance = Random(plan.seed ^ 0x5EED)
@@ -56,6 +60,8 @@ class World:
         self.checkpoint: tuple[int, tuple[sc.RankState, ...]] = (0, self._beginning())
         self._bases: dict[int, tuple[int, tuple[sc.RankState, ...]]] = {}
         self.shots: dict[ev.Snapshot, Shot] = {}  # all that were ever taken
+        self.parked: dict[tuple[str, ev.Snapshot], Shot] = {}  # files, by their folder
+        self.manifest = ""  # of the parking that is whole: the job goes on nowhere else
         self.reconfigures_that_break = 0
         self.fetches_that_break = 0
         self.fetches_that_differ = 0
@@ -69,8 +75,64 @@ class World:
         for number, slots in enumerate(plan.slots):
             name = NodeId(f"node-{number}")
             self.machines[name] = Machine(self, self.shell, self.processes, name, slots)
+        if former is not None:
+            self._go_on_from(former)
         self.faults = Faults(self)
         self.after(plan.calm_ms, self.faults.cease)
+
+    def _go_on_from(self, former: World) -> None:
+        """Let the nodes find what was written there."""
+        files = {what: shot for (name, what), shot in former.parked.items() if name == former.manifest}
+        self.shots.update(files)
+        for number, machine in enumerate(self.machines.values()):
+            there = {what: s for what, s in files.items() if not self.plan.apart or self._lies_at(what.rank) == number}
+            machine.snapshot_store.parked = there
+        self.checkpoint, self._bases = former.checkpoint, dict(former._bases)
+        self.checker.once.update(former.checker.once)
+        self.checker.furthest, self.checker.disturbed = next(iter(files)).point, True
+
+    def _lies_at(self, rank: Rank) -> int:
+        """Where nodes share nothing: the number of the node on which the file of a rank lies."""
+        return rank % len(self.plan.slots)
+
+    def found(self, node: NodeId) -> dict[str, Any]:
+        """What a worker on this node says of the parking that the job goes on from."""
+        if self.plan.spec.resumes is None:
+            return {}
+        if not self.plan.apart:
+            return {"all_parked": True}
+        return {"parked": tuple(sorted(what.rank for what in self.machines[node].snapshot_store.parked))}
+
+    def park(self, order: Park, what: ev.Snapshot, shot: Shot) -> bool:
+        """A rank's file; False if it could not be written."""
+        if self.stormy and self.chance.random() < DISK_FULL:
+            return False
+        self.parked[order.folder.rpartition("/")[2], what] = shot
+        return True
+
+    @property
+    def whole(self) -> bool:
+        """Whether the job is parked, and all that belongs to that is there."""
+        there = {what.rank for name, what in self.parked if name == self.manifest}
+        return bool(self.manifest) and len(there) == self.script.ranks
+
+    def _seal(self, name: str) -> None:
+        """The orchestrator writes the manifest, and may end before anybody has heard of it."""
+        job = self.job
+        if job is None or job.phase is not JobPhase.SEALING or job.parking.name != name:
+            return
+        if not self.shell.up:
+            self.after(50, self._seal, name)
+        elif not self.manifest and self.stormy and self.chance.random() < DISK_FULL:
+            self.shell.hear(ev.SealFailed(job=JOB, name=name, reason="disk full"))
+        elif not self.manifest and self.stormy and self.chance.random() < DISK_FULL:
+            self.manifest = name
+            self.shell.crash()
+            self.after(300, self.shell.restart)
+            self.after(400, self._seal, name)
+        else:
+            self.manifest = name
+            self.shell.hear(ev.ParkingSealed(job=JOB, name=name))
 
     def _beginning(self) -> tuple[sc.RankState, ...]:
         return tuple(sc.first_state(self.script, rank) for rank in range(self.script.ranks))
@@ -154,6 +216,10 @@ class World:
             check_proofs(self, was, now)
         if was is None or (was.phase, was.generation) == (now.phase, now.generation):
             return
+        if now.phase is JobPhase.SEALING:
+            self.after(self.chance.randint(1, 200), self._seal, now.parking.name)
+        elif self.manifest and now.phase not in (JobPhase.ENDING, JobPhase.ENDED):
+            raise Violation(f"the job is {now.phase} beside its parking")
         self.tell(f"== {now.phase}, generation {now.generation}: {now.why}")
         self.seen(f"phase: {now.phase}")
         self.note(was, now)
@@ -282,20 +348,39 @@ class Result:
 def run_plan(plan: Plan, *, story: bool = False) -> Result:
     """Let one world live. Never raises for what the protocol does wrong: that is the result."""
     result = Result(plan.seed)
-    world = None
+    worlds: list[World] = []
     try:
-        world = World(plan, story=story)
-        world.run()
+        worlds.append(World(plan, story=story))
+        worlds[0].run()
+        while worlds[-1].manifest and len(worlds) < MOST_RUNS:
+            worlds.append(World(going_on(worlds[-1].plan, resumed(worlds[-1])), story=story, former=worlds[-1]))
+            worlds[-1].run()
+            result.coverage["a parked job has gone on"] += 1
     except AssertionError as error:
         result.violation = str(error) or type(error).__name__
-    if world is not None:
-        result.coverage = world.coverage
-        result.coverage.update(f"lack: {lack}" for lack in plan.lacks)
-        for what, times in list(result.coverage.items()):
-            if what.startswith("event: "):
-                result.coverage[what.partition(" in ")[0]] += times
-        result.story = world.story or []
+    for world in worlds:
+        result.coverage.update(world.coverage)
+        result.story += world.story or []
+    result.coverage.update(f"lack: {lack}" for lack in plan.lacks)
+    for what, times in list(result.coverage.items()):
+        if what.startswith("event: "):
+            result.coverage[what.partition(" in ")[0]] += times
     return result
+
+
+def resumed(world: World) -> Resumed:
+    """What the next run is told of the parking of this one."""
+    job = world.job
+    assert job is not None, "it was submitted"
+    assert job.boundary is not None, "it has parked"
+    return Resumed(
+        folder=f"/parked/{world.manifest}",
+        point=job.boundary,
+        restarts=job.attempts.restarts,
+        every=job.rollback.every,
+        buddies=job.rollback.buddies,
+        once=tuple(job.once.items()),
+    )
 
 
 def run_seed(seed: int, *, story: bool = False) -> Result:
@@ -367,10 +452,13 @@ def _judge_failure(checker: Checker, code: int, reason: str) -> None:
             just = Cause.UNDYING in causes or checker.node_was_lost or not spare_capacity
         case c if c == NO_STATE:
             just = bool(causes - {Cause.SCRIPT, Cause.TWICE, Cause.REFUSED, Cause.CANCELLED})
+            just = just or (checker.world.plan.apart and checker.struck)  # a rank's file is where no rank is any more
         case c if c == REFUSED:
             just = Cause.REFUSED in causes
         case c if c == STOPPED:
             just = checker.cancelled
+        case c if c == PARKED:
+            just = checker.world.whole
         case c if c == checker.world.plan.script_code:
             just = bool(causes & {Cause.SCRIPT, Cause.NEVER_STARTED, Cause.NEVER_CONNECTS, Cause.FROZEN})
         case c if c == EXIT_CODE and Cause.TWICE in causes:
@@ -388,7 +476,7 @@ def _judge_burnt(checker: Checker) -> None:
     error = checker.world.script.error
     weather = checker.world.plan.weather
     late = weather.reordered or weather.lost or weather.late or Lack.SLOW in checker.world.plan.lacks
-    if checker.unheld or checker.struck or late:
+    if checker.unheld or checker.struck or late or checker.world.plan.spec.resumes is not None:
         return  # something else has cost a spare (so may being slow), or what was raised is heard too late
     if error is not None and len(checker.replacements) > (0 if error.rank is None else 1):
         checker.fail(f"{len(checker.replacements)} spares were burnt on an error of the script")

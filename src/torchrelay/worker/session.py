@@ -17,7 +17,7 @@ from torchrelay.wire.messages.worker_frames import Welcome
 from torchrelay.worker.control.agent_connection import AgentConnection, Lookout, Reach
 from torchrelay.worker.control.identity import Identity
 from torchrelay.worker.control.position import Position
-from torchrelay.worker.peers import snapshot_upload
+from torchrelay.worker.peers import parking, snapshot_upload
 from torchrelay.worker.peers.buddies import Buddies
 from torchrelay.worker.peers.lanes import Lanes
 from torchrelay.worker.peers.rounds import Rounds
@@ -63,8 +63,9 @@ class Session:
 
     @property
     def snapshot_store(self) -> SnapshotStore:
-        """The snapshots in the memory of this node."""
-        return snapshot_store_in(self.page.path.parent)
+        """The snapshots in the memory of this node; and what the job goes on from, if it was parked."""
+        resumes = self.welcome.resumes
+        return snapshot_store_in(self.page.path.parent, "" if resumes is None else resumes.folder)
 
     @property
     def replacement(self) -> bool:
@@ -157,6 +158,7 @@ def open_session(env: Mapping[str, str]) -> Session:
         pid=os.getpid(),
         address=server.address,
         store=store_address,
+        **parking.found(welcome),
     )
     agent.say(started)
     reach = Reach(

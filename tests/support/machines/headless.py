@@ -39,9 +39,12 @@ class Headless(Fleet):
 
     def look(self, on: str, verb: str, *words: str) -> Any:
         """A verb's JSON, asked on the machine of a head that was an heir."""
-        folder = "/" + str(self.heirs()[on].relative_to(at(self.machines[on], "/")))
-        done = self.machines[on].run([*CLI, verb, "--run-dir", folder, "-o", "json", *words], check=False)
+        done = self.machines[on].run([*CLI, verb, "--run-dir", self.folder_of(on), "-o", "json", *words], check=False)
         return json.loads(done.stdout) if done.returncode == 0 else None
+
+    def folder_of(self, heir: str) -> str:
+        """The run's folder of an heir, as it is called on its machine."""
+        return "/" + str(self.heirs()[heir].relative_to(at(self.machines[heir], "/")))
 
     def over(self, on: str, deadline_s: float = 120) -> Finished:
         """Wait until the job has ended, although nobody follows it."""
@@ -72,9 +75,9 @@ class Headless(Fleet):
         return self.said(f"attach-{number}")
 
 
-def begun(fleet: Headless, script: Sequence[str]) -> None:
+def begun(fleet: Headless, script: Sequence[str], flags: Sequence[str] = ()) -> None:
     """It trains, with warm spares, and two other nodes have copies of the journal."""
-    fleet.start(script, FLAGS)
+    fleet.start(script, [*FLAGS, *flags])
     fleet.join(*OTHERS)
     fleet.until("warm spares", lambda: ((fleet.ask("status") or {}).get("spares") or {}).get("warm") == 4)
     fleet.until("two copies of the journal", lambda: len(settled_on(fleet)) == 2, deadline_s=30)

@@ -9,8 +9,11 @@ from typing import Any, cast
 
 from torchrelay.orchestrator.__main__ import SLURM, heed
 from torchrelay.orchestrator.core.service import Orchestrator
-from torchrelay.protocol.messages.events import TaintCleared, TaintSet
-from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.messages.enclosed import JobSpec
+from torchrelay.protocol.messages.events import ParkAsked, TaintCleared, TaintSet
+from torchrelay.protocol.messages.ids import JobId, NodeId
+from torchrelay.protocol.model.job import Job
+from torchrelay.protocol.model.table import Table
 from torchrelay.schedulers.local import FIRST_KEY
 from torchrelay.schedulers.port import (
     ClusterView,
@@ -53,10 +56,25 @@ def heard(slurm: Slurm, *tainted: NodeId) -> list[tuple[str, str]]:
     """What is taken in: nodes and reasons, "" for a taint that is lifted. `tainted`: those that have one already."""
     taken: list[Any] = []
     lying = {(name, None, SLURM): "taint" for name in tainted}
-    service = SimpleNamespace(cluster=SimpleNamespace(taints=lying), take=lambda event, _: taken.append(event))
-    asyncio.run(heed(cast(Orchestrator, service), cast(Scheduler, slurm)))
+    take_in(slurm, SimpleNamespace(taints=lying, jobs={}), taken)
     assert all(isinstance(event, TaintSet | TaintCleared) for event in taken)
     return [(event.node, getattr(event, "reason", "")) for event in taken]
+
+
+def take_in(slurm: Slurm, cluster: SimpleNamespace, taken: list[Any]) -> None:
+    service = SimpleNamespace(cluster=cluster, take=lambda event, _: taken.append(event))
+    asyncio.run(heed(cast(Orchestrator, service), cast(Scheduler, slurm)))
+
+
+def test_a_job_that_has_a_place_for_it_parks_when_all_its_nodes_go() -> None:
+    taken: list[Any] = []
+    jobs = {
+        JobId(name): Job(JobSpec(job=JobId(name), world_size=1, nproc_per_node=1, park_dir=place), Table(), 0)
+        for name, place in (("parks", "/parked"), ("ends", ""))
+    }
+    leaving = NodeLeaving(node=N1, reason=LIMIT, whole=True, deadline_s=90.0)
+    take_in(Slurm((node(N1), node(N2)), leaving), SimpleNamespace(taints={}, jobs=jobs), taken)
+    assert taken == [ParkAsked(job=JobId("parks"), reason=LIMIT, source=SLURM, grace_ms=90_000)]
 
 
 def test_what_was_drained_while_nobody_looked_is_tainted_and_the_rest_is_not() -> None:

@@ -156,7 +156,7 @@ def test_half_of_a_stop_must_have_been_seen() -> None:
 
 def test_in_which_phases_a_stopped_holder_is_in_the_way() -> None:
     found = {phase for phase in JobPhase if evidence(pulse(stopped=1_000), phase=phase)}
-    assert found == set(JobPhase) - {JobPhase.RUNNING, JobPhase.ENDING, JobPhase.ENDED}
+    assert found == set(JobPhase) - {JobPhase.RUNNING, JobPhase.SEALING, JobPhase.ENDING, JobPhase.ENDED}
     waiting = [ahead(rank, still=60_000) for rank in (0, 2, 3)]
     assert evidence(pulse(still=60_000), *waiting) != ""
     assert evidence(pulse(still=60_000), *waiting, phase=JobPhase.ENDING) == ""

@@ -20,6 +20,7 @@ from torchrelay.agent.workers.processes import LET_US_RECOVER
 from torchrelay.api.endpoint import ENDPOINT, JOURNAL
 from torchrelay.cli.launch.machine_flags import add_machines, hosts_of, machines_of, nodes_of, read_spares
 from torchrelay.cli.launch.net_flags import add_network, network_environment, path_limits
+from torchrelay.cli.launch.park_flags import add_parking, parking_of, with_parking
 from torchrelay.cli.launch.unprepared import ends_at_once
 from torchrelay.client.runs import FOLDER, NotPossible, time_in
 from torchrelay.launcher.plan import ENDING, TELLING, Plan
@@ -43,7 +44,8 @@ MOST_LINKS = 4  # paths that the network core can use
 DESCRIPTION = """
 Start a script on this machine as torchrun does, and keep it going through faults. What comes after the script's name
 belongs to the script. Exit code: the script's own; 2 bad arguments; 90 no spare in time; 91 no clean state to go on
-from; 92 the orchestrator stayed away; 93 the script is refused; 94 could not start; 95 our own defect; 130 stopped.
+from; 92 the orchestrator stayed away; 93 the script is refused; 94 could not start; 95 our own defect; 130 stopped;
+75 parked.
 """
 
 # torchrun's flags that mean nothing here: accepted, so that a command line can stay as it is, and named once.
@@ -103,6 +105,7 @@ def parser() -> argparse.ArgumentParser:
     ours.add_argument("--port", type=int, default=0, metavar="P", help="port of the orchestrator (any)")
     ours.add_argument("-q", "--quiet", action="store_true", help="print neither the ranks' output nor notices")
     add_machines(parser.add_argument_group("nodes that are machines of their own (without: all on this one, virtual)"))
+    add_parking(parser.add_argument_group("a job that leaves all its nodes, and goes on later"))
     add_moving(parser.add_argument_group("planned and pre-emptive moves of ranks"))
     add_network(parser.add_argument_group("network paths"))
     for name in IGNORED_VALUES:
@@ -203,13 +206,15 @@ def plan(words: list[str]) -> Plan:
         paths=path_limits(given),
     )  # fmt: skip
     source = None if given.module else source_of(given.script)
+    place = parking_of(given, spec, source, apart=machines is not None)
+    spec = with_parking(spec, place, given.grace)
     # Nothing is refused any more but for the folder itself: what is refused leaves none behind.
     run_dir, spec = take_name(given, run_dir, spec)
     launch = replace(launch, code=str(keep_script(run_dir, given.script, source)))
     return Plan(
         run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate, given.spare_nodes, given.links,
         given.grace, ending, machines, given.export, given.join_timeout,
-        given.plain_transfer,
+        given.plain_transfer, place,
     )  # fmt: skip
 
 

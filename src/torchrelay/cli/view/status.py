@@ -44,6 +44,8 @@ def status_page(job: JobStatus) -> str:
         facts["sharing"] = f"{ranks} in the slots of others, until there is room"
     if job.move is not None:
         facts["move"] = f"{job.move.name} ({job.move.kind}) {job.move.state}: {job.move.why}"
+    if job.parking:
+        facts["parking"] = job.parking
     if job.freezes:
         facts["frozen"] = "; ".join(f"by {one.source}{': ' if one.reason else ''}{one.reason}" for one in job.freezes)
     if job.taints:

@@ -23,6 +23,7 @@ from torchrelay.protocol.messages.events import (
     Event,
     NodeJoined,
     OnceRecorded,
+    ParkFailed,
     ReconfigureFailed,
     RecordKept,
     ReplicasDiffer,
@@ -33,6 +34,7 @@ from torchrelay.protocol.messages.events import (
     WorkerExited,
     WorkerFinished,
     WorkerJoined,
+    WorkerParked,
     WorkerPrepared,
     WorkerRaised,
     WorkerReady,
@@ -85,7 +87,7 @@ TELLABLE: tuple[type[Event], ...] = (
     WorkerStarted, WorkerWarm, WorkerJoined, WorkerExited, WorkerRaised, CollectiveFailed, ReplicasDiffer,
     OnceRecorded, WorkerReported,
     WorkerReady, WorkerReconfigured, ReconfigureFailed, StateRestored, RestoreFailed, WorkerResumed, WorkerFinished,
-    WorkerPrepared, RecordKept, TaintSet, TaintCleared,
+    WorkerPrepared, RecordKept, WorkerParked, ParkFailed, TaintSet, TaintCleared,
 )  # fmt: skip
 
 

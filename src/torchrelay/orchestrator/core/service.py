@@ -75,7 +75,7 @@ class Orchestrator:
     ) -> None:  # fmt: skip
         self.journal = journal
         self.heirs = heirs  # None: nobody takes its place
-        self._safely = at_once if heirs is None else heirs.when_safe
+        self.when_safe = at_once if heirs is None else heirs.when_safe
         self.kept = kept  # somebody starts it again when it ends
         self.patience_s = patience_s
         self.cluster: Cluster = EMPTY
@@ -198,7 +198,7 @@ class Orchestrator:
                 for heard in together:
                     self._take([heard])
                 return
-            self._safely(partial(tell, together, fresh, first))
+            self.when_safe(partial(tell, together, fresh, first))
 
     def _take_one(self, heard: Heard) -> None:
         try:
@@ -213,7 +213,7 @@ class Orchestrator:
             self.give_way(str(error))
             self._refuse(heard)
         else:
-            self._safely(partial(heard.told, seq))
+            self.when_safe(partial(heard.told, seq))
 
     def _refuse(self, *some: Heard) -> None:
         for heard in some:
@@ -439,7 +439,7 @@ class Orchestrator:
         for name, job in self.cluster.jobs.items():
             if name not in before.jobs:
                 for connection in self.connections.values():
-                    self._safely(partial(connection.send, self.terms(job.spec)))
+                    self.when_safe(partial(connection.send, self.terms(job.spec)))
 
     def _say(self) -> None:
         """Send what was not said before, at once."""
@@ -457,7 +457,7 @@ class Orchestrator:
         self._send(self.standing.of_node(connection.node))
 
     def _send(self, some: Iterable[Order]) -> None:
-        self._safely(partial(send_orders, tuple(some), self.connections, self.journal.lease))
+        self.when_safe(partial(send_orders, tuple(some), self.connections, self.journal.lease))
 
     # ------------------------------------------------------------ looking and ending
 

@@ -19,7 +19,7 @@
     GET  /heir                         the journal, for nodes that may take this one's place (a WebSocket)
     GET  /healthz                      200 while decisions are made, 503 while they are not
 
-Calls that change something are in `changes`. Errors are `{"error": "what is wrong and what to do"}`.
+Calls that change something are in `changes` and `parking`. Errors are `{"error": "what is wrong and what to do"}`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from torchrelay.api.endpoint import LOGS
 from torchrelay.api.shown import NetworkView, NodeNetwork, Status
 from torchrelay.orchestrator.core.agents import Estate, Sameness, serve_agent, serve_heir
 from torchrelay.orchestrator.core.service import Orchestrator
-from torchrelay.orchestrator.http import changes, following
+from torchrelay.orchestrator.http import changes, following, parking
 from torchrelay.orchestrator.http.answers import SERVICE, answer, job_of, refusal
 from torchrelay.orchestrator.http.door import Strangers
 from torchrelay.orchestrator.http.following import READING, RUN_DIR, safe
@@ -127,7 +127,7 @@ def make_app(
             web.get("/v1/audit", get_audit),
             web.get("/v1/network", get_network),
             web.get("/metrics", get_metrics),
-            *(*changes.ROUTES, *following.ROUTES),
+            *(*changes.ROUTES, *parking.ROUTES, *following.ROUTES),
             web.get(AGENT_PATH, get_agent),
             web.get(LAUNCH_PATH, get_launch),
             web.get(HEIR_PATH, get_heir),

@@ -207,6 +207,8 @@ def tell_job(before: Job | None, after: Job) -> Iterator[Note]:
             yield from tell_incident(known, incident)
     if before is not None and before.phase is not after.phase:
         yield Note(kind=Kind.PHASE, job=job, text=f"{after.phase}: {after.why}", phase=after.phase)
+    if before is not None and after.parking.why_not not in ("", before.parking.why_not):
+        yield Note(kind=Kind.MOVE, job=job, text=f"no parking: {after.parking.why_not}")
     if after.waiting_ms is not None and (before is None or before.waiting_ms is None):
         yield Note(kind=Kind.WAITING, job=job, text=after.why)
     if after.outcome is not None and (before is None or before.outcome is None):

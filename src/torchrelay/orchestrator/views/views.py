@@ -31,6 +31,7 @@ from torchrelay.api.shown import (
     size_text,
 )
 from torchrelay.orchestrator.store.journal import Call
+from torchrelay.orchestrator.views.parking import parking_text
 from torchrelay.orchestrator.views.places import (
     UNPLANNED,
     begin_of,
@@ -43,12 +44,12 @@ from torchrelay.orchestrator.views.scene import Scene, clock_text
 from torchrelay.protocol.health.pulses import Pulse
 from torchrelay.protocol.messages.ids import JobId, Rank, WorkerId
 from torchrelay.protocol.model.deaths import Death
-from torchrelay.protocol.model.incident import UNSETTLED, Fault, Incident, Mark, Resolution
+from torchrelay.protocol.model.incident import PARKS, UNSETTLED, Fault, Incident, Mark, Resolution
 from torchrelay.protocol.model.job import Job, Outcome
 from torchrelay.protocol.model.parts import Raised
 from torchrelay.protocol.model.roster import Life, Seat, Worker, natural_key
 from torchrelay.protocol.model.state import Cluster
-from torchrelay.protocol.recovery.ending import REFUSED, STOPPED
+from torchrelay.protocol.recovery.ending import PARKED, REFUSED, STOPPED
 from torchrelay.protocol.recovery.sharing import shares_with
 
 # The phases of a recovery one after another: each ends at its mark and begins where the one before it ended, so that
@@ -102,6 +103,7 @@ def view_job(scene: Scene, job: Job) -> JobStatus:
         freezes=view_freezes(scene.cluster),
         taints=view_taints(scene),
         lease=scene.lease,
+        parking=parking_text(job),
         sharing=tuple(rank for rank, seat in sorted(job.seats.items()) if is_guest(scene.cluster, seat.worker)),
     )
 
@@ -351,6 +353,8 @@ def exclusion(incident: Incident, job: Job) -> Excluded | None:
     the same exception at the same point later, and that has ended the job: so the first was no fault of a machine.
     """
     first = first_cause(incident)
+    if first is not None and first.detector == PARKS and incident.resolution is not Resolution.CALLED_OFF:
+        return None if incident.eligible else Excluded(Exclusion.PARKED, first.cause)
     if incident.resolution is Resolution.CALLED_OFF:
         return Excluded(Exclusion.CALLED_OFF, why_called_off(incident))
     if first is not None and first.detector == RAISED:
@@ -394,6 +398,7 @@ def unproved(incident: Incident, outcome: Outcome) -> Excluded | None:
     """Of an incident after which all went on, and the job ended before anything was committed: None if that counts."""
     told = f"all went on after {incident.since}, and nothing was committed before the job ended with {outcome.code}"
     reasons = {0: Exclusion.UNPROVED, REFUSED: Exclusion.REFUSED, STOPPED: Exclusion.OPERATOR}
+    reasons |= {PARKED: Exclusion.UNPROVED}
     reason = reasons.get(outcome.code)
     return None if reason is None else Excluded(reason, f"{told}: {outcome.reason}")
 

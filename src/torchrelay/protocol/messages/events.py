@@ -11,6 +11,9 @@ from enum import StrEnum
 
 from msgspec import Struct, structs
 
+from torchrelay.protocol.messages.enclosed import JobSpec as JobSpec
+from torchrelay.protocol.messages.enclosed import PrivateRecord as PrivateRecord
+from torchrelay.protocol.messages.enclosed import Snapshot as Snapshot
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 
 
@@ -40,62 +43,6 @@ class Effect(StrEnum):
     PREFER_NO_SCHEDULE = "PreferNoSchedule"  # taken last
     NO_SCHEDULE = "NoSchedule"  # nothing new is put there; what runs there stays
     NO_EXECUTE = "NoExecute"  # what runs there moves away
-
-
-class JobSpec(Struct, frozen=True, kw_only=True):
-    """What the user asked for. Times in milliseconds."""
-
-    job: JobId
-    world_size: int
-    nproc_per_node: int
-    nodes: int = 1  # how many must have joined before ranks are placed for the first time
-    spares: int = 0
-    # Start a fresh worker in the slot of one that died (a process fault is not a fault of its place).
-    refill: bool = True
-    # How often the whole job may start again from the script's own checkpoint.
-    max_restarts: int = 0
-    # How often a slot may lose its worker within `slot_window_ms` before it is cordoned.
-    slot_faults: int = 3
-    slot_window_ms: int = 600_000
-    # How long a job waits for a spare before it falls back or ends.
-    spare_wait_ms: int = 600_000
-    # How long several ranks' exceptions are collected before a spare is spent on one of them.
-    raise_grace_ms: int = 250
-    # How long a worker may take to report after an interrupt (its control thread answers at once).
-    report_ms: int = 5_000
-    # How long a worker may take from its assignment, or from its verdict, to the safepoint where it is reconfigured.
-    ready_ms: int = 600_000
-    # How long connecting and restoring may take before the generation is tried again.
-    reconfigure_ms: int = 60_000
-    restore_ms: int = 600_000
-    # A failed collective without any lost worker: how long the cause may take to show.
-    collective_grace_ms: int = 1_000
-    # Planned and pre-emptive moves of ranks within an hour; 0: none at all, less than 0: no limit.
-    moves_per_hour: int = 60
-    # How long a place is taken last, after a fault of it was repaired. Doubled by each further fault within a month.
-    probation_ms: int = 604_800_000
-    # Whether ranks move back, by themselves, to the node they began on when its probation is over.
-    return_home: bool = False
-    # How many ranks may share a slot when no spare is left; 1: none do, and the job waits for one.
-    ranks_per_slot: int = 1
-
-
-class PrivateRecord(Struct, frozen=True, gc=False):
-    """A rank's private state (RNG, loader position) at a point: opaque bytes that outlived their process."""
-
-    point: Point
-    data: bytes
-
-
-class Snapshot(Struct, frozen=True, gc=False):
-    """A complete copy of a rank's state and private record at a point, in the memory of a node.
-
-    `restarts`: starts of the whole job from the script's own checkpoint before it; points are counted anew in each.
-    """
-
-    rank: Rank
-    point: Point
-    restarts: int = 0
 
 
 class WorkerSeen(Struct, frozen=True, gc=False, kw_only=True):
@@ -136,6 +83,35 @@ class SignalAsked(Fact, frozen=True, tag=True, kw_only=True):
     reason: str
 
 
+class ParkAsked(Fact, frozen=True, tag=True, kw_only=True):
+    """The job is to write itself down at the next boundary, and to end: see `JobSpec.park_dir`.
+
+    `grace_ms`: how long its nodes are there yet; None: as long as it takes. `number`: if it comes to nothing within
+    that time, this signal is passed on to the ranks instead, so that the job ends as it would have without us.
+    """
+
+    job: JobId
+    reason: str
+    source: str
+    grace_ms: int | None = None
+    number: int = 0
+
+
+class ParkingSealed(Fact, frozen=True, tag=True, kw_only=True):
+    """The manifest of this parking is on the disk: the job can go on from there, and must not go on here."""
+
+    job: JobId
+    name: str
+
+
+class SealFailed(Fact, frozen=True, tag=True, kw_only=True):
+    """There is no manifest of this parking, and there will be none."""
+
+    job: JobId
+    name: str
+    reason: str
+
+
 class NodeJoined(Fact, frozen=True, tag=True, kw_only=True):
     """An agent connected, for the first time or again; `workers` are those alive on its node now."""
 
@@ -165,6 +141,7 @@ class TaintSet(Fact, frozen=True, tag=True, kw_only=True):
     ttl_ms: int | None = None  # how long it lies; None: until it is cleared
     planned: bool = False  # a wish, not a warning: what moves, moves all at once or not at all
     yields: bool = False  # a detector's: one that lies there already, set by another source, stays as it is
+    gone_in_ms: int | None = None  # the place is taken away in so long; None: it waits for us, or that is not known
 
 
 class TaintCleared(Fact, frozen=True, tag=True, kw_only=True):
@@ -223,6 +200,8 @@ class WorkerStarted(Fact, frozen=True, tag=True, kw_only=True):
     address: str = ""  # host:port of its state server
     store: str = ""  # host:port of the rendezvous store it can host
     job: JobId | None = None  # as its agent knows it
+    parked: tuple[Rank, ...] = ()  # whose files of the parking that the job goes on from lie on its node
+    all_parked: bool = False  # those of all ranks; `parked` is empty then
 
 
 class WorkerWarm(Fact, frozen=True, tag=True, kw_only=True):
@@ -251,6 +230,7 @@ class WorkerJoined(Fact, frozen=True, tag=True, kw_only=True):
     shard: str = "all"
     snapshot_every: int | None = None
     snapshot_buddies: int = 1
+    park_ms: int | None = None  # how long its node will take to write its ranks down, as measured; None: not measured
 
 
 class WorkerExited(Fact, frozen=True, tag=True, kw_only=True):
@@ -442,6 +422,23 @@ class WorkerFinished(Answer, frozen=True, tag=True, kw_only=True):
     held: str = ""
 
 
+class WorkerParked(Answer, frozen=True, tag=True, kw_only=True):
+    """The files of this rank are written, and on the disk. Digests of the private record, and of state and manifest."""
+
+    point: Point
+    size: int  # bytes
+    private: str
+    digest: str
+    node: NodeId
+    torch: str = ""  # its version
+    code: str = ""  # digest of the script that this rank runs; empty for a module
+    took_ms: float = 0.0
+
+
+class ParkFailed(Answer, frozen=True, tag=True, kw_only=True):
+    reason: str
+
+
 # What workers tell, as their agents pass it on: in a large job mostly many at a time, and then heard together.
 WORKERS_TELL = (
     Answer, WorkerStarted, WorkerWarm, WorkerPrepared, WorkerJoined, WorkerExited, WorkerRaised, CollectiveFailed,
@@ -451,6 +448,9 @@ AnyEvent = (
     JobSubmitted
     | JobCancelled
     | SignalAsked
+    | ParkAsked
+    | ParkingSealed
+    | SealFailed
     | NodeJoined
     | NodeLost
     | TaintSet
@@ -481,6 +481,8 @@ AnyEvent = (
     | RestoreFailed
     | WorkerResumed
     | WorkerFinished
+    | WorkerParked
+    | ParkFailed
 )
 
 # Those that say how long ago they happened (`age_ms`). Whoever keeps one, or finds it late, adds to it: by it the

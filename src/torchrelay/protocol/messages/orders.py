@@ -200,6 +200,18 @@ class Resume(WorkerOrder, frozen=True, tag=True, kw_only=True):
     point: Point | None
 
 
+class Park(WorkerOrder, frozen=True, tag=True, kw_only=True):
+    """All stand after `point`: write state and private record into `folder`, which is new. Nothing else changes.
+
+    `keep`: another parking beside it, which is whole and stays.
+    """
+
+    rank: Rank
+    point: Point
+    folder: str
+    keep: str = ""
+
+
 class Leave(WorkerOrder, frozen=True, tag=True, kw_only=True):
     """All ranks have finished: exit with `code`."""
 
@@ -219,6 +231,7 @@ AnyOrder = (
     | Reconfigure
     | Restore
     | Resume
+    | Park
     | Leave
 )
 

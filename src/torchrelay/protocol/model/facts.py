@@ -30,6 +30,7 @@ def has_answered(seat: Seat) -> bool:
         or seat.failed
         or seat.asked_buddies
         or seat.silent_buddies
+        or seat.parked
     )
 
 
@@ -55,6 +56,10 @@ def has_not_resumed(seat: Seat) -> bool:
 
 def has_not_finished(seat: Seat) -> bool:
     return not seat.finished
+
+
+def has_not_parked(seat: Seat) -> bool:
+    return seat.parked is None
 
 
 def has_not_joined(seat: Seat) -> bool:

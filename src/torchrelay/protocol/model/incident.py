@@ -11,6 +11,9 @@ from msgspec.structs import replace
 from torchrelay.protocol.messages.ids import START, Generation, JobId, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.model.table import Table
 
+PARKS = "parking"  # the detector of an incident that a parking makes
+COMES_BACK = "goes on from the parking after"  # the cause of the incident that a job begins with then
+
 
 class Resolution(StrEnum):
     """How an incident ended."""
@@ -22,6 +25,7 @@ class Resolution(StrEnum):
     ROLLED_BACK = "rolled back"  # to a snapshot in the memory of the nodes: some steps were made again
     FELL_BACK = "fell back"  # the job started again from the script's own checkpoint
     CALLED_OFF = "called off"  # a move that did not take place: nothing was lost, nobody connected anew
+    PARKED = "parked"  # the job wrote itself down and ended; another run goes on from there
     ENDED = "ended"  # the job ended, as it would have without us
 
 
@@ -93,7 +97,7 @@ class Incident(Struct, frozen=True):
         """With one more fault. A fault that comes into a move makes it an unplanned interruption, and is its cause."""
         if self.kind == "unplanned" or fault.detector == f"move M-{self.move}":
             return replace(self, faults=(*self.faults, fault))
-        return replace(self, faults=(fault, *self.faults), kind="unplanned")
+        return replace(self, faults=(fault, *self.faults), kind="unplanned", eligible=True)
 
     def mark(self, mark: Mark, now_ms: int) -> Incident:
         """The last time wins: a second fault starts the phases after it anew."""

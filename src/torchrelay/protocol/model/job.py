@@ -12,7 +12,7 @@ from torchrelay.protocol.messages.events import JobSpec
 from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, WorkerId
 from torchrelay.protocol.model.incident import Fault, Incident, Mark, Resolution
 from torchrelay.protocol.model.moves import Move
-from torchrelay.protocol.model.parts import Accounting, Attempts, Exceptions, Moving, Rollback, Signals
+from torchrelay.protocol.model.parts import Accounting, Attempts, Exceptions, Moving, Parking, Rollback, Signals
 from torchrelay.protocol.model.roster import Seat
 from torchrelay.protocol.model.table import Table
 
@@ -25,6 +25,8 @@ class JobPhase(StrEnum):
     QUIESCING = "quiescing"  # a move: all are asked how far they are, and begin nothing new
     HALTING = "halting"  # on the way to the boundary; targets are brought there
     RELEASING = "releasing"  # the move is called off: all go on as before
+    PARKING = "parking"  # all stand after the boundary, and write themselves down
+    SEALING = "sealing"  # all are written down; when the manifest is there the job has parked
     AGREEING = "agreeing"  # interrupted: survivors report where they stand
     PREPARING = "preparing"  # verdict given: survivors go to the safepoint, replacements are brought there
     RECONFIGURING = "reconfiguring"  # all stand at the safepoint: connect, and restore who holds no state
@@ -35,7 +37,7 @@ class JobPhase(StrEnum):
 
 
 # A move that has not cut over: everybody trains, or stands at the boundary, in connections that nobody has touched.
-BEFORE_CUTOVER = frozenset({JobPhase.QUIESCING, JobPhase.HALTING, JobPhase.RELEASING})
+BEFORE_CUTOVER = frozenset({JobPhase.QUIESCING, JobPhase.HALTING, JobPhase.RELEASING, JobPhase.PARKING})
 # Everybody trains, or is about to stand at the boundary of a move.
 TRAINING = BEFORE_CUTOVER | {JobPhase.RUNNING}
 RECOVERING = frozenset({JobPhase.AGREEING, JobPhase.PREPARING, JobPhase.RECONFIGURING, JobPhase.RESUMING})
@@ -80,6 +82,7 @@ class Job(Struct, frozen=True):
     exceptions: Exceptions = Exceptions()
     moving: Moving = Moving()
     rollback: Rollback = Rollback()
+    parking: Parking = Parking()
     accounting: Accounting = Accounting()
     signals: Signals = Signals()
     stop: Stop | None = None
@@ -88,6 +91,11 @@ class Job(Struct, frozen=True):
     @property
     def open_move(self) -> Move | None:
         return self.moving.moves[-1] if self.moving.moves and self.moving.moves[-1].open else None
+
+    @property
+    def resuming(self) -> bool:
+        """Whether it is still to come back from a parking: before all train on it must not begin from anywhere else."""
+        return self.parking.found is not None
 
     @property
     def open_incident(self) -> Incident | None:
@@ -113,6 +121,9 @@ class Job(Struct, frozen=True):
 
     def with_rollback(self, **changes: Any) -> Job:
         return replace(self, rollback=replace(self.rollback, **changes))
+
+    def with_parking(self, **changes: Any) -> Job:
+        return replace(self, parking=replace(self.parking, **changes))
 
     def with_accounting(self, **changes: Any) -> Job:
         return replace(self, accounting=replace(self.accounting, **changes))
@@ -179,7 +190,7 @@ class Job(Struct, frozen=True):
             return self
         incident = replace(incident, went_on=self.generation, since=self.resume_point or START)
         job = self.with_accounting(unproved=self.accounting.unproved + 1).with_incident(incident)
-        return job.close(Resolution.RESUMED, now_ms)
+        return job.close(Resolution.RESUMED, now_ms, eligible=incident.eligible)
 
     def prove(self, generation: Generation, point: Point, now_ms: int) -> Job:
         """All ranks have committed this point in this generation: whatever they had resumed from is clean."""

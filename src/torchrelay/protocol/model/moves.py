@@ -55,6 +55,7 @@ class Taint(Struct, frozen=True):
     since_ms: int
     until_ms: int | None = None
     planned: bool = False
+    gone_ms: int | None = None  # when the place is taken away, if that is known
 
     @property
     def place(self) -> str:

@@ -71,6 +71,28 @@ class Rollback(Struct, frozen=True):
     times: int = 0  # how often, without getting any further
 
 
+class Parking(Struct, frozen=True):
+    """The job is to write itself down and to end, or goes on from where it was written down."""
+
+    reason: str = ""  # why it is to park; empty: it is not
+    source: str = ""
+    asked_ms: int = 0
+    deadline_ms: int | None = None  # when its nodes are gone
+    number: int = 0  # see `ParkAsked`
+    name: str = ""  # of the parking under way, from the first halt for it until it is given up or a fault comes
+    tries: int = 0  # that came to nothing
+    again_ms: int = 0  # not before this time
+    rests_ms: int = 0  # until when what was given up is not begun of our own accord
+    why_not: str = ""  # why the last try came to nothing, or why it has not begun
+    takes_ms: int = 0  # how long writing is expected to take, as the slowest node has measured
+    # While all come back from a parking: of which ranks a node finds the files, None: of all; at last None: it is over.
+    found: Table[NodeId, tuple[Rank, ...] | None] | None = None
+
+    @property
+    def asked(self) -> bool:
+        return bool(self.reason)
+
+
 class Accounting(Struct, frozen=True):
     """What the ledger shows of a job."""
 

@@ -75,6 +75,11 @@ PHASES: dict[JobPhase, Phase] = {
         (facts.is_not_ready,),                                "all stand after B, targets too",     P.RECONFIGURING),
     P.RELEASING: Phase((od.Resume,), (), (ev.WorkerResumed, ENDED_WELL),
         (facts.has_not_resumed,),                             "all have gone on",                   P.RUNNING),
+    # a parking, after a halt as for a move
+    P.PARKING: Phase((od.Park,), (), (ev.WorkerParked, ev.ParkFailed),
+        (facts.has_not_parked,),                              "every rank is written down",          P.SEALING),
+    P.SEALING: Phase((), (), (),
+        (),                                                   "the manifest is written",             P.ENDING),
     # the end
     P.FINISHING: Phase((od.Leave,), (), (),
         (),                                                   "every process of a rank has ended",  P.ENDING),
@@ -93,6 +98,7 @@ UNTIL: dict[type[od.Order], Fact] = {
     od.Reconfigure: facts.is_not_reconfigured,
     od.Restore: facts.is_not_restored,
     od.Resume: facts.has_not_resumed,
+    od.Park: facts.has_not_parked,
 }
 
 

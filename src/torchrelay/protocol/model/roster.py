@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from torchrelay.protocol.messages.events import PrivateRecord, WorkerReported
+from torchrelay.protocol.messages.events import PrivateRecord, WorkerParked, WorkerReported
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
 
 
@@ -91,6 +91,7 @@ class Seat(Struct, frozen=True, gc=False):
     serves: bool = False  # stood at the resume point when this generation was agreed on, so its state can be had
     asked_buddies: frozenset[WorkerId] = frozenset()  # who said that it has no copy of this rank's record
     silent_buddies: frozenset[WorkerId] = frozenset()  # who was asked for it, and has not answered
+    parked: WorkerParked | None = None  # it has written this rank down
 
     def record_of(self, point: Point) -> PrivateRecord | None:
         """The private record that a former holder left of this point."""

@@ -5,6 +5,8 @@
     cutover     a new generation in which the targets hold the ranks           -> RECONFIGURING, as in a recovery
     RELEASING   or the move is called off: everybody goes on in the connections it has
 
+A job that is to park stops in the same way, for no move: at the boundary all write themselves down (`parking`).
+
 Up to the cutover nobody has touched anything, so whatever goes wrong on the targets' side costs a short stop at most.
 """
 
@@ -14,9 +16,9 @@ from msgspec.structs import astuple, replace
 
 from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, WorkerPhase
 from torchrelay.protocol.model import facts
-from torchrelay.protocol.model.incident import Fault, Mark, Resolution
+from torchrelay.protocol.model.incident import PARKS, Fault, Mark, Resolution
 from torchrelay.protocol.model.job import Job, JobPhase
-from torchrelay.protocol.model.moves import Move, MoveState
+from torchrelay.protocol.model.moves import Move, MoveKind, MoveState
 from torchrelay.protocol.model.phases import enter_next, is_complete, still_lacking
 from torchrelay.protocol.model.roster import STAYS, Life, Seat
 from torchrelay.protocol.model.state import Cluster
@@ -92,6 +94,19 @@ def begin_quiesce(cluster: Cluster, job: Job, move: Move) -> Cluster:
     return cluster.with_job(with_move(replace(job, boundary=None), move).enter(JobPhase.QUIESCING, now, why))
 
 
+def begin_parking(cluster: Cluster, job: Job) -> Cluster:
+    """The same for a job that is to write itself down."""
+    now = cluster.now_ms
+    job = begin_generation(job)
+    job = job.suffer(Fault(f"parks: {job.parking.reason}", PARKS, job.moment(now)), now)
+    incident = job.open_incident
+    assert incident is not None, "it was opened just now"
+    job = job.with_incident(replace(incident, kind=str(MoveKind.PLANNED)))
+    job = job.with_parking(name=f"parked-{job.spec.park_key}-{job.generation}", why_not="")
+    why = f"generation {job.generation}: all are asked to stop, to be written down"
+    return cluster.with_job(replace(job, boundary=None).enter(JobPhase.QUIESCING, now, why))
+
+
 def choose_boundary(job: Job) -> tuple[Point | None, str]:
     """The furthest point that anybody has committed or is about to commit; None, and why, if there is none."""
     furthest = START
@@ -134,14 +149,16 @@ def set_boundary(cluster: Cluster, job: Job) -> Cluster:
 def finish_halt(cluster: Cluster, job: Job) -> Cluster:
     """When everybody stands after the boundary, targets included: cut over."""
     now, move = cluster.now_ms, job.open_move
-    assert move is not None, "a move has asked for the boundary"
     stand = is_complete(job)
-    if stand and all(cluster.workers[target].brought == job.boundary for target in move.targets.values()):
-        return cut_over(cluster, job, move)
     if not stand:
         if now - job.phase_ms >= job.spec.ready_ms:
             return in_vain(cluster, job, "not everybody came to the boundary in time")
         return cluster
+    if move is None:  # it is for a parking that they stand here
+        why = f"all stand after {job.boundary}, and write themselves down"
+        return cluster.with_job(job.mark(Mark.READY, now).enter(JobPhase.PARKING, now, why))
+    if all(cluster.workers[target].brought == job.boundary for target in move.targets.values()):
+        return cut_over(cluster, job, move)
     # From here on everybody stands still for the targets alone.
     if job.stood_ms is None:
         return cluster.with_job(replace(job, stood_ms=now))
@@ -206,7 +223,8 @@ def call_off(cluster: Cluster, job: Job, why: str, state: MoveState) -> Cluster:
     Targets that were told where to go are of no use any more.
     """
     now, move = cluster.now_ms, job.open_move
-    assert move is not None, "a move has asked for the boundary"
+    if move is None:
+        return put_off(cluster, job, why)
     if job.phase is JobPhase.HALTING:
         for rank, target in move.targets.items():
             if told_where(job, rank) and target in cluster.workers:
@@ -221,7 +239,8 @@ def call_off(cluster: Cluster, job: Job, why: str, state: MoveState) -> Cluster:
 def in_vain(cluster: Cluster, job: Job, why: str) -> Cluster:
     """A boundary came to nothing since somebody was too slow. That is tried again, but not for ever."""
     move = job.open_move
-    assert move is not None, "a move has asked for the boundary"
+    if move is None:
+        return put_off(cluster, job.with_parking(tries=job.parking.tries + 1), why)
     move = replace(move, tries=move.tries + 1)
     if move.tries < TRIES:
         return call_off(cluster, with_move(job, move), why, MoveState.PREPARING)
@@ -230,6 +249,13 @@ def in_vain(cluster: Cluster, job: Job, why: str) -> Cluster:
             cluster = cluster.fence(target)
     job = give_up(with_move(job, move), move, cluster.now_ms)
     return call_off(cluster, job, f"given up after {move.tries} tries: {why}", MoveState.FAILED)
+
+
+def put_off(cluster: Cluster, job: Job, why: str) -> Cluster:
+    """Nobody is written down this time: everybody goes on. What is asked for still is tried again."""
+    now = cluster.now_ms
+    job = job.with_parking(name="", again_ms=now + AGAIN_MS, why_not=why)
+    return cluster.with_job(job.enter(JobPhase.RELEASING, now, f"called off: {why}"))
 
 
 def give_up(job: Job, move: Move, now_ms: int) -> Job:

@@ -66,6 +66,7 @@ def taint_set(cluster: Cluster, event: ev.TaintSet) -> Cluster:
         now,
         until,
         event.planned,
+        None if event.gone_in_ms is None else now + event.gone_in_ms,
     )
     before = cluster.taints.get(key)
     if before is not None and event.yields and before.source != event.source:

@@ -20,6 +20,7 @@ from torchrelay.protocol.placement.policy import ENDING_MS, GENERATION_BUDGET, M
 NO_SPARE = 90
 NO_STATE = 91
 REFUSED = 93
+PARKED = 75  # EX_TEMPFAIL: to be tried again later, with --resume
 STOPPED = 130
 SILENCE = "heartbeat"  # the detector that finds nodes lost
 # Losses that the core finds itself: what was tried has failed, and may fail for each rank.
@@ -75,6 +76,9 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
     if job.stop is not None and job.stop.left:  # others have left: nobody is replaced
         stop = replace(job.stop, left=(*job.stop.left, None))
         return cluster.with_job(replace(job.with_seat(rank, vacate_seat(seat)), stop=stop))
+    if job.phase is JobPhase.SEALING:  # it is written down, and nobody is needed any more
+        vacant = replace(vacate_seat(seat), parked=seat.parked)
+        return cluster.with_job(job.with_seat(rank, vacant).tell(now, f"rank {rank} has ended: {fault.cause}"))
     job = job.suffer(fault, now)
     job = give_back(cluster, job, rank) or job.with_seat(rank, vacate_seat(seat))
     if cluster.freezes and job.phase in BEFORE_CUTOVER | {JobPhase.RUNNING}:
@@ -94,7 +98,7 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
         case JobPhase.RUNNING if unprotected(cluster, job, seat):
             why = f"the script has not called protect() in {UNJOINED_MS // 60_000} minutes: it ran unprotected"
             return fall_back(cluster, job, why, job.exceptions.last_code)
-        case JobPhase.FINISHING | JobPhase.ENDING | JobPhase.ENDED:
+        case JobPhase.SEALING | JobPhase.FINISHING | JobPhase.ENDING | JobPhase.ENDED:
             raise AssertionError("nobody misses a rank of a job that is over")
         case _:
             tried = job.phase is not JobPhase.AGREEING and seat.assigned_in >= job.attempts.advanced_in
@@ -128,6 +132,8 @@ def interrupt_job(cluster: Cluster, job: Job, reason: str, *, in_vain: bool = Tr
     fruitless = job.attempts.fruitless + in_vain
     cluster = spend_targets(cluster, job)
     job = begin_generation(pause_move(job, cluster.now_ms)).with_attempts(fruitless=fruitless)
+    if job.parking.name:
+        job = job.with_parking(name="", why_not=f"a fault has come first: {reason}")
     if fruitless >= GENERATION_BUDGET:
         why = f"{fruitless} generations in a row committed nothing"
         return fall_back(cluster, job, why, job.exceptions.last_code)
@@ -170,6 +176,8 @@ def start_again(
 
     `failed`: the start that ends with this counts as one that the script may have failed.
     """
+    if job.resuming and not from_checkpoint:  # it would begin from nothing in silence
+        return fall_back(cluster, job, reason)
     failed_starts = job.attempts.failed_starts + failed
     if not from_checkpoint and (failed_starts >= START_BUDGET or job.attempts.starts + 1 >= MOST_STARTS):
         why = f"{job.attempts.starts + 1} starts ended before anything was committed: {reason}"
@@ -196,6 +204,7 @@ def start_again(
         boundary=None,
         attempts=attempts,
         exceptions=replace(job.exceptions, broken=None),
+        parking=replace(job.parking, name="", found=None),
         # What was not proved by now never will be: points are counted anew.
         accounting=replace(job.accounting, unproved=0),
         rollback=Rollback(every=rollback.every, buddies=rollback.buddies),
@@ -208,19 +217,32 @@ def start_again(
 
 
 def fall_back(cluster: Cluster, job: Job, reason: str, code: int = NO_STATE) -> Cluster:
-    """We cannot go on from what is in memory: the script's own checkpoint, if a restart is left, else the end."""
+    """We cannot go on from what is in memory: the script's own checkpoint, if a restart is left, else the end.
+
+    A job that has not come back from its parking ends: what it began from is there still.
+    """
+    if job.resuming:
+        return end_job(cluster, job, code, f"could not go on from its parking, which is as it was: {reason}")
     if job.attempts.restarts < job.spec.max_restarts:
         job = job.tell(cluster.now_ms, f"falls back to the script's own checkpoint: {reason}")
         return start_again(cluster, job, reason, from_checkpoint=True)
     return end_job(cluster, job, code, reason)
 
 
-def end_job(cluster: Cluster, job: Job, code: int, reason: str, *, eligible: bool = True) -> Cluster:
+def end_job(
+    cluster: Cluster,
+    job: Job,
+    code: int,
+    reason: str,
+    *,
+    eligible: bool = True,
+    resolution: Resolution = Resolution.ENDED,
+) -> Cluster:
     """The job ends with this code; its processes are ended."""
     job = drop_move(job, cluster.now_ms, f"the job ends with {code}: {reason}")
     job = replace(job, outcome=Outcome(code, reason), waiting_ms=None).with_moving(requests=Table())
     job = job.enter(JobPhase.ENDING, cluster.now_ms, f"ends with {code}: {reason}")
-    job = job.close(Resolution.ENDED, cluster.now_ms, eligible=eligible)
+    job = job.close(resolution, cluster.now_ms, eligible=eligible)
     for worker in cluster.of_job(job.spec.job):
         cluster = cluster.fence(worker.worker)
     return cluster.with_job(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -9,19 +10,21 @@ from msgspec.structs import replace
 from torchrelay.protocol.messages.events import Effect
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.model import facts
-from torchrelay.protocol.model.incident import Mark
+from torchrelay.protocol.model.incident import COMES_BACK, PARKS, Fault, Mark
 from torchrelay.protocol.model.job import RECOVERING, Job, JobPhase
 from torchrelay.protocol.model.moves import MoveState
 from torchrelay.protocol.model.phases import enter_next, is_complete
 from torchrelay.protocol.model.roster import Life, Node, Worker, natural_key
 from torchrelay.protocol.model.state import Cluster, is_over
 from torchrelay.protocol.model.table import Table
-from torchrelay.protocol.placement.boundary import with_move
+from torchrelay.protocol.placement.boundary import begin_generation, with_move
 from torchrelay.protocol.placement.policy import DYING_MS, choose_spare, is_cordoned, slot_order
 from torchrelay.protocol.placement.taints import effect_on, is_closed, taken_last
-from torchrelay.protocol.recovery.ending import NO_SPARE, end_job, fall_back
-from torchrelay.protocol.recovery.rollback import all_vacant, in_order, places_for, still_ending
+from torchrelay.protocol.recovery.ending import NO_SPARE, NO_STATE, end_job, fall_back
+from torchrelay.protocol.recovery.rollback import all_vacant, finds, in_order, not_found, places_for, still_ending
 from torchrelay.protocol.recovery.sharing import is_usable, may_share, shares_with, slots_to_share, soon_free
+
+MOST_NAMED = 8  # ranks that a message names
 
 
 def place_workers(cluster: Cluster, job_id: JobId) -> Cluster:
@@ -82,7 +85,7 @@ def fill_slots(cluster: Cluster, job: Job) -> Cluster:
     if all_vacant(job) and still_ending(cluster, job):
         return cluster  # every rank comes back to its own slot, when that is free
     missing = spares_wanted(job) - count_usable_spares(cluster, job)
-    if missing <= 0 and job.open_move is None and not all_vacant(job):
+    if missing <= 0 and job.open_move is None and not all_vacant(job) and not job.resuming:
         return invite(cluster, job)  # as mostly: then nobody has to look which slots are free
     free = free_slots(cluster, job)
     if all_vacant(job):
@@ -189,12 +192,23 @@ def outlives(cluster: Cluster, job: Job, rank: Rank, node: NodeId) -> bool:
 
 def asked_nodes(cluster: Cluster, job: Job, free: list[tuple[NodeId, int]]) -> list[NodeId]:
     """Nodes with a free slot to which an open move wants to go, and where no spare is."""
+    if job.resuming and job.phase is JobPhase.STARTING:
+        return nodes_to_look_at(cluster, job, free)
     move = job.open_move
     if move is None or move.state is not MoveState.PREPARING:
         return []
     named = {move.to[rank] for rank in move.ranks if rank in move.to and rank not in move.targets}
     there = {spare.node for spare in usable_spares(cluster, job)}
     return sorted(named & {node for node, _ in free} - there, key=natural_key)
+
+
+def nodes_to_look_at(cluster: Cluster, job: Job, free: list[tuple[NodeId, int]]) -> list[NodeId]:
+    """Nodes that may have files of the parking, and where nobody is to find them, if those that are there lack some."""
+    workers = cluster.of_job(job.spec.job)
+    if not workers or any(worker.life is Life.STARTING for worker in workers) or not not_found(job):
+        return []
+    there = {worker.node for worker in workers}
+    return sorted({node for node, _ in free} - there, key=natural_key)
 
 
 def clear_out(cluster: Cluster, job: Job) -> Cluster:
@@ -216,6 +230,7 @@ def clear_out(cluster: Cluster, job: Job) -> Cluster:
 def awaits_nodes(cluster: Cluster, job: Job) -> bool:
     """Whether a job that starts for the first time has fewer nodes than it was submitted for."""
     first = job.phase is JobPhase.STARTING and job.attempts.starts == 0 and job.attempts.restarts == 0
+    first = first or (job.phase is JobPhase.STARTING and job.resuming)
     return first and cluster.nodes.count(facts.is_alive) < job.spec.nodes
 
 
@@ -234,11 +249,71 @@ def seat_all(cluster: Cluster, job: Job) -> Cluster:
         usable_spares(cluster, job),
         key=lambda w: (w.guest, taken_last(cluster, w.node, w.slot), *slot_order(job.spec, w.node, w.slot), w.worker),
     )
+    if job.resuming:
+        return come_back(cluster, job, able)
     holders = list(zip(job.seats.items(), able, strict=False))
     for (rank, _), worker in holders:
         cluster = cluster.with_worker(replace(worker, rank=rank))
     seats = Table((rank, replace(seat, worker=one.worker, home=one.node)) for (rank, seat), one in holders)
     return cluster.with_job(replace(job, seats=seats, waiting_ms=None, why="workers are starting"))
+
+
+def come_back(cluster: Cluster, job: Job, able: list[Worker]) -> Cluster:
+    """A job that goes on from its parking: all ranks are taken as by those who go back to snapshots.
+
+    Each where its file is, if there is room: somebody must be there to hand it out.
+    """
+    resumes, now = job.spec.resumes, cluster.now_ms
+    assert resumes is not None, "it comes back from there"
+    up = [worker for worker in able if worker.life is not Life.STARTING]
+    places = near_files(job, up)
+    if len(places) < len(job.seats) or missing_at(job, places):
+        return await_files(cluster, job, able, missing_at(job, places))
+    seats = Table((rank, replace(seat, home=places[rank][0], place=places[rank])) for rank, seat in job.seats.items())
+    text = f"{COMES_BACK} {resumes.point}"
+    job = begin_generation(replace(job, seats=seats, waiting_ms=None)).with_rollback(point=resumes.point)
+    job = job.suffer(Fault(text, PARKS, job.moment(now)), now)
+    incident = job.open_incident
+    assert incident is not None, "it was opened just now"
+    job = job.with_incident(replace(incident, kind="planned", eligible=False))
+    return cluster.with_job(job.enter(JobPhase.AGREEING, now, text))
+
+
+def near_files(job: Job, up: list[Worker]) -> dict[Rank, tuple[NodeId, int]]:
+    """A place for each rank, as far as there are some: on a node that finds its file, if that has one left."""
+    left: dict[NodeId, deque[tuple[NodeId, int]]] = {}
+    for worker in up:
+        left.setdefault(worker.node, deque()).append((worker.node, worker.slot))
+    found: dict[Rank, tuple[NodeId, int]] = {}
+    for anywhere in (False, True):
+        for rank in job.seats:
+            node = next((one for one in left if anywhere or finds(job, one, rank)), None)
+            if rank not in found and node is not None:
+                found[rank] = left[node].popleft()
+                left = left if left[node] else {one: places for one, places in left.items() if one != node}
+    return found
+
+
+def missing_at(job: Job, places: dict[Rank, tuple[NodeId, int]]) -> list[Rank]:
+    """The ranks whose files nobody finds who has one of these places."""
+    nodes = {node for node, _ in places.values()}
+    return not_found(job, nodes)
+
+
+def await_files(cluster: Cluster, job: Job, able: list[Worker], missing: list[Rank]) -> Cluster:
+    """Not all that is needed is there yet, or it will never be."""
+    now = cluster.now_ms
+    coming = [worker for worker in able if worker.life is Life.STARTING]
+    if any(now - worker.since_ms < job.spec.ready_ms for worker in coming):
+        why = f"waiting for {coming[0].worker} to come up, to go on from the parking"
+        return cluster.with_job(replace(job, why=why, waiting_ms=None))
+    if not missing:
+        return end_job(cluster, job, NO_SPARE, f"cannot go on from its parking: {coming[0].worker} does not come up")
+    assert job.spec.resumes is not None, "it comes back from there"
+    names = ", ".join(map(str, missing[:MOST_NAMED])) + (" and more" if len(missing) > MOST_NAMED else "")
+    nodes = ", ".join(dict.fromkeys(worker.node for worker in able))
+    why = f"of rank {names} there is no file in {job.spec.resumes.folder} on any node with a rank ({nodes})"
+    return end_job(cluster, job, NO_STATE, f"cannot go on from its parking: {why}", eligible=False)
 
 
 def wait_for_places(cluster: Cluster, job: Job, there: int) -> Cluster:
@@ -279,12 +354,20 @@ def acquire_ranks(cluster: Cluster, job: Job) -> Cluster | None:
         target = target_of(cluster, job, rank)
         if target is not None:
             return inherit(cluster, job, rank, target)
-        spare, reason = spare_for(cluster, job, rank, usable_spares(cluster, job), near=last_node(job, rank))
+        spares = with_its_file(job, rank, usable_spares(cluster, job))
+        spare, reason = spare_for(cluster, job, rank, spares, near=last_node(job, rank))
         if spare is not None:
             return take(cluster, job.tell(cluster.now_ms, reason), rank, spare.worker)
         room = give_way(cluster, job, rank) or dismiss_outgoing_workers(cluster, job)
         return room or wait_for_spare(cluster, job, reason)
     return None
+
+
+def with_its_file(job: Job, rank: Rank, spares: list[Worker]) -> list[Worker]:
+    """In a job that comes back from its parking: those on nodes that find the file of this rank, if there are any."""
+    if not job.resuming:
+        return spares
+    return [spare for spare in spares if finds(job, spare.node, rank)] or spares
 
 
 def reseat(cluster: Cluster, job: Job) -> Cluster | None:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from torchrelay.protocol.messages.ids import START, Point, Rank, WorkerId
 from torchrelay.protocol.messages.orders import Verdict
 from torchrelay.protocol.model import facts
-from torchrelay.protocol.model.incident import Fault, Mark, Resolution
+from torchrelay.protocol.model.incident import COMES_BACK, Fault, Mark, Resolution
 from torchrelay.protocol.model.job import BEFORE_CUTOVER, Job, JobPhase
 from torchrelay.protocol.model.phases import enter_next, is_complete, still_lacking
 from torchrelay.protocol.model.roster import Life, Seat, Worker
@@ -29,6 +29,7 @@ from torchrelay.protocol.placement.boundary import (
     finish_halt,
     finish_move,
     finish_release,
+    in_vain,
     release_outgoing_workers,
     set_boundary,
     settled,
@@ -53,6 +54,7 @@ from torchrelay.protocol.recovery.records import ask_others, buddies_to_ask, not
 from torchrelay.protocol.recovery.replicas import DETECTOR, differing_at_the_end
 from torchrelay.protocol.recovery.requests import weigh_requests
 from torchrelay.protocol.recovery.rollback import (
+    is_somewhere,
     keepers_of,
     may_come,
     nodes_with,
@@ -66,6 +68,7 @@ from torchrelay.protocol.recovery.rollback import (
 # So many times as long as one worker has, if several do not report, or nobody does: silence loses no node sooner.
 SEVERAL_SILENT, ALL_SILENT = 2, 6
 MOST_SILENT = 2 * ALL_SILENT  # and nobody is waited for any longer, though some report now and then
+TIMES_LATE = 3  # so many times as long as was expected all may stand still to be written down
 BEGUN_ANEW = "begin anew from the snapshots of"
 
 
@@ -74,7 +77,7 @@ def progress_recovery(cluster: Cluster, job: Job) -> Cluster:
     match job.phase:
         case JobPhase.RUNNING:
             return watch_running(cluster, job)
-        case JobPhase.QUIESCING | JobPhase.HALTING | JobPhase.RELEASING:
+        case JobPhase.QUIESCING | JobPhase.HALTING | JobPhase.RELEASING | JobPhase.PARKING:
             return watch_move(cluster, job)
         case JobPhase.AGREEING:
             return acquire_ranks(cluster, job) or agree(cluster, job)
@@ -86,7 +89,7 @@ def progress_recovery(cluster: Cluster, job: Job) -> Cluster:
             return resume(cluster, job)
         case JobPhase.FINISHING:
             return see_off(cluster, job)
-        case JobPhase.STARTING | JobPhase.ENDING | JobPhase.ENDED:
+        case JobPhase.STARTING | JobPhase.SEALING | JobPhase.ENDING | JobPhase.ENDED:
             return cluster
 
 
@@ -124,8 +127,24 @@ def watch_move(cluster: Cluster, job: Job) -> Cluster:
             return set_boundary(cluster, job)
         case JobPhase.HALTING:
             return finish_halt(cluster, job)
+        case JobPhase.PARKING:
+            return finish_writing(cluster, job)
         case _:
             return finish_release(cluster, job) or try_again(cluster, job, "not everybody went on in time")
+
+
+def finish_writing(cluster: Cluster, job: Job) -> Cluster:
+    """When everybody is written down: what is left is the manifest."""
+    now = cluster.now_ms
+    if is_complete(job):
+        assert job.boundary is not None, "all stand after it"
+        job = job.prove(job.generation, job.boundary, now)
+        size = sum(seat.parked.size for seat in job.seats.values() if seat.parked is not None)
+        return cluster.with_job(enter_next(job, now, f"all ranks are written down, {size:,} bytes"))
+    limit = max(job.spec.park_ms, TIMES_LATE * job.parking.takes_ms)
+    if now - job.phase_ms >= limit:
+        return in_vain(cluster, job, f"not everybody was written down within {limit / 1000:g} s")
+    return cluster
 
 
 def mend(cluster: Cluster, job: Job, broken: Fault) -> Cluster:
@@ -244,7 +263,7 @@ def decide(cluster: Cluster, job: Job, point: Point, reason: str) -> Cluster:
     forward = [rank for rank, verdict in verdicts.items() if verdict is Verdict.ROLL_FORWARD]
     text = f"redo the step after {point}"
     if point == job.rollback.point:
-        text = f"{BEGUN_ANEW} {point}"
+        text = f"{COMES_BACK} {point}" if job.resuming else f"{BEGUN_ANEW} {point}"
     elif forward:
         text = f"roll forward to {point} on ranks {', '.join(map(str, forward))}"
     incident = job.open_incident
@@ -315,7 +334,7 @@ def what_lacks(cluster: Cluster, job: Job, rank: Rank, point: Point) -> str:
     seat, now = job.seats[rank], cluster.now_ms
     if job.rollback.point is not None:
         late = now - job.phase_ms >= job.spec.ready_ms
-        there = seat.record_of(point) is not None and bool(nodes_with(job, rank, point))
+        there = seat.record_of(point) is not None and is_somewhere(job, rank, point)
         if not there and (late or not may_come(cluster, job, rank)):
             return f"the snapshot of rank {rank} at {point} is lost"
     elif seat.record_of(point) is None:
@@ -467,6 +486,6 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
     why = "training" if job.resume_point is None else f"training on after {job.resume_point}"
     incident = job.open_incident
     rolled_back = incident is not None and incident.lost
-    job = replace(job, boundary=None).with_rollback(point=None, kept=Table())
+    job = replace(job, boundary=None).with_rollback(point=None, kept=Table()).with_parking(found=None)
     job = weigh_requests(cluster, enter_next(job, now, why))
     return finish_move(cluster, job.close(Resolution.ROLLED_BACK, now) if rolled_back else job.went_on(now))

@@ -13,10 +13,11 @@ from operator import itemgetter
 
 from msgspec.structs import replace
 
-from torchrelay.protocol.messages.events import Snapshot
+from torchrelay.protocol.messages.events import Snapshot, WorkerStarted
 from torchrelay.protocol.messages.ids import START, JobId, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.model.parts import Attempts
 from torchrelay.protocol.model.roster import Life, Seat, Worker
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.model.table import Table
@@ -42,6 +43,8 @@ def note_kept(cluster: Cluster, name: JobId, node: NodeId, kept: tuple[Snapshot,
 
 def not_there(job: Job, node: NodeId, rank: Rank, point: Point) -> Job:
     """This node does not have it, whatever was said before."""
+    if comes_back_to(job, point) and finds(job, node, rank):
+        job = without_found(job, node, rank)
     left = tuple(one for one in job.rollback.kept.get(node, ()) if (one.rank, one.point) != (rank, point))
     return job if left == job.rollback.kept.get(node, ()) else job.with_rollback(kept=job.rollback.kept.put(node, left))
 
@@ -51,6 +54,9 @@ def forget_kept(cluster: Cluster, node: NodeId) -> Cluster:
     for job in cluster.jobs.values():
         if node in job.rollback.kept:
             cluster = cluster.with_job(job.with_rollback(kept=job.rollback.kept.drop(node)))
+            job = cluster.jobs[job.spec.job]
+        if job.parking.found is not None:
+            cluster = cluster.with_job(job.with_parking(found=job.parking.found.drop(node)))
     return cluster
 
 
@@ -59,6 +65,9 @@ def newest_common(cluster: Cluster, job: Job) -> Point | None:
 
     If possible where one can be at once, and not only when a taint is gone.
     """
+    if job.resuming:  # there is nothing else yet
+        assert job.spec.resumes is not None, "it comes back from there"
+        return None if not_found(job) else job.spec.resumes.point
     for closed_too in (False, True):
         nodes = [node for node in job.rollback.kept if has_room(cluster, job, node, closed_too=closed_too)]
         # Not from beyond where the job is: that is of steps which were made again since.
@@ -94,7 +103,85 @@ def has_room(cluster: Cluster, job: Job, name: NodeId, *, closed_too: bool) -> b
 
 def nodes_with(job: Job, rank: Rank, point: Point) -> set[NodeId]:
     """The nodes in whose memory this snapshot lies."""
-    return {node for node, kept in job.rollback.kept.items() if Snapshot(rank, point, job.attempts.restarts) in kept}
+    kept = {node for node, some in job.rollback.kept.items() if Snapshot(rank, point, job.attempts.restarts) in some}
+    return kept | nodes_with_parked(job, rank, point)
+
+
+def nodes_with_parked(job: Job, rank: Rank, point: Point) -> set[NodeId]:
+    """The nodes that find the files of this rank, in a job that comes back from its parking."""
+    found = job.parking.found or Table()
+    return {node for node in found if finds(job, node, rank)} if comes_back_to(job, point) else set()
+
+
+def is_somewhere(job: Job, rank: Rank, point: Point) -> bool:
+    """Whether some node has this snapshot, or finds the files of this rank."""
+    if comes_back_to(job, point):
+        return not not_found(job, ranks=(rank,))
+    return bool(nodes_with(job, rank, point))
+
+
+def comes_back_to(job: Job, point: Point) -> bool:
+    return job.resuming and job.spec.resumes is not None and job.spec.resumes.point == point
+
+
+def finds_its_own(cluster: Cluster, job: Job, rank: Rank) -> Worker | None:
+    """The holder of a rank that comes back, if its node finds the rank's files, and nothing was wrong with them yet.
+
+    Where all share a folder every node finds the files of all: then each holder reads its own.
+    """
+    seat, point = job.seats[rank], job.rollback.point
+    if seat.worker is None or point is None or not comes_back_to(job, point) or seat.failed or seat.distrusted:
+        return None
+    worker = cluster.workers[seat.worker]
+    up = worker.life in (Life.STARTED, Life.WARM) and worker.worker not in seat.asked_buddies
+    return worker if up and finds(job, worker.node, rank) else None
+
+
+def finds(job: Job, node: NodeId, rank: Rank) -> bool:
+    """Whether the files of this rank lie where this node can read them."""
+    found = job.parking.found or Table()
+    ranks = found.get(node, ())
+    return ranks is None or rank in ranks
+
+
+def finds_all(ranks: tuple[Rank, ...] | None) -> bool:
+    return ranks is None
+
+
+def not_found(job: Job, nodes: Iterable[NodeId] | None = None, ranks: Iterable[Rank] | None = None) -> list[Rank]:
+    """The ranks, all or these, whose files none of these nodes has found; None: no node at all."""
+    found = job.parking.found or Table()
+    if found.any(finds_all) if nodes is None else any(finds_all(found.get(node, ())) for node in nodes):
+        return []
+    there = {rank for node in (found if nodes is None else nodes) for rank in found.get(node, ()) or ()}
+    return [rank for rank in (job.seats if ranks is None else ranks) if rank not in there]
+
+
+def without_found(job: Job, node: NodeId, rank: Rank) -> Job:
+    """What was said to be found there cannot be read."""
+    found = job.parking.found or Table()
+    ranks = found.get(node, ())
+    left = tuple(one for one in (job.seats if ranks is None else ranks) if one != rank)
+    return job.with_parking(found=found.put(node, left))
+
+
+def note_found(cluster: Cluster, name: JobId, event: WorkerStarted) -> Cluster:
+    """A worker that has come up says what its node finds of the parking that the job comes back from."""
+    job = cluster.jobs[name]
+    found = job.parking.found
+    if found is None or event.node in found:
+        return cluster
+    return cluster.with_job(job.with_parking(found=found.put(event.node, None if event.all_parked else event.parked)))
+
+
+def parked_before(job: Job) -> Job:
+    """A job that begins; if it comes back from a parking, it has trained."""
+    resumes = job.spec.resumes
+    if resumes is None:
+        return job
+    job = job.with_parking(found=Table()).with_rollback(every=resumes.every, buddies=resumes.buddies)
+    attempts = Attempts(trained=True, restarts=resumes.restarts)
+    return replace(job, attempts=attempts, once=Table(resumes.once), why="waiting for nodes, to go on from its parking")
 
 
 # ---------------------------------------------------------------- going back
@@ -201,6 +288,9 @@ def places_for(job: Job, spares: list[Worker]) -> dict[Rank, WorkerId]:
 def keepers_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -> list[tuple[Rank, Worker]]:
     """Holders of ranks on nodes where this rank's snapshot lies: on its own node first."""
     assert job.rollback.point is not None, "asked of a job that goes back"
+    itself = finds_its_own(cluster, job, rank)
+    if itself is not None:
+        return [(rank, itself)]
     nodes = nodes_with(job, rank, job.rollback.point)
     seat = job.seats[rank]
     own = None if seat.worker is None else cluster.workers[seat.worker].node
@@ -218,6 +308,8 @@ def keepers_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -
 def may_come(cluster: Cluster, job: Job, rank: Rank) -> bool:
     """Whether somebody may still hand out this rank's record, or its state: a node has it, and is to have a worker."""
     assert job.rollback.point is not None, "asked of a job that goes back"
+    if finds_its_own(cluster, job, rank) is not None:
+        return True
     asked = job.seats[rank].asked_buddies
     for node in nodes_with(job, rank, job.rollback.point):
         there = holders_on(cluster, job, [node])

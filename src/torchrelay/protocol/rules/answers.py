@@ -39,6 +39,7 @@ GIVEN: dict[type[ev.Event], Callable[[Seat], bool]] = {
     ev.WorkerReady: lambda seat: seat.ready,
     ev.WorkerReconfigured: lambda seat: seat.reconfigured,
     ev.WorkerResumed: lambda seat: seat.resumed,
+    ev.WorkerParked: lambda seat: seat.parked is not None,
 }
 
 
@@ -150,7 +151,8 @@ def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
         incident = incident.receive(event.sources, event.shares, event.size, event.digest)
         parts = [f" ({share:,} bytes)" for share in event.shares] if len(event.sources) > 1 else []
         source = ", ".join(f"rank {rank}{part}" for rank, part in zip_longest(event.sources, parts, fillvalue=""))
-        source = f"its snapshot, kept on the node of {source}" if job.rollback.point is not None else source
+        if job.rollback.point is not None:
+            source = f"{'its parking, read' if job.resuming else 'its snapshot, kept'} on the node of {source}"
         text = f"rank {event.rank} restored from {source}: {event.size:,} bytes, digest {event.digest} equal"
         job = job.with_incident(incident).tell(cluster.now_ms, text)
     return cluster.with_job(job)

@@ -47,9 +47,9 @@ from torchrelay.protocol.recovery.placing import place_workers
 from torchrelay.protocol.recovery.recovery import progress_recovery
 from torchrelay.protocol.recovery.replicas import replicas_differ
 from torchrelay.protocol.recovery.requests import move_asked, move_withdrawn
-from torchrelay.protocol.recovery.rollback import forget_kept, note_kept
+from torchrelay.protocol.recovery.rollback import forget_kept, note_found, note_kept, parked_before
 from torchrelay.protocol.recovery.sharing import is_shared, note_cramped, out_of_memory
-from torchrelay.protocol.rules import answers, stopping
+from torchrelay.protocol.rules import answers, parking, stopping
 from torchrelay.protocol.rules.migration import progress_migration, worker_prepared
 from torchrelay.protocol.rules.speech import standing_orders
 
@@ -65,7 +65,7 @@ NO_WAY_ON = {
     "refused": ("worker: refused replacement", REFUSED),
 }
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 22
+RULES_VERSION = 23
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -74,7 +74,7 @@ def job_submitted(cluster: Cluster, event: ev.JobSubmitted) -> Cluster:
     if event.spec.job in cluster.jobs:
         return cluster
     seats = Table((Rank(rank), Seat()) for rank in range(event.spec.world_size))
-    return cluster.with_job(Job(event.spec, seats, phase_ms=cluster.now_ms))
+    return cluster.with_job(parked_before(Job(event.spec, seats, phase_ms=cluster.now_ms)))
 
 
 def job_cancelled(cluster: Cluster, event: ev.JobCancelled) -> Cluster:
@@ -137,6 +137,7 @@ def worker_started(cluster: Cluster, event: ev.WorkerStarted) -> Cluster:
     node = cluster.nodes.get(event.node)
     if node is not None and not node.proven:
         cluster = replace(cluster, nodes=cluster.nodes.put(event.node, replace(node, proven=True)))
+    cluster = note_found(cluster, known.job, event)
     return cluster.with_worker(mark_started(known, event, cluster.now_ms))
 
 
@@ -155,6 +156,8 @@ def worker_joined(cluster: Cluster, event: ev.WorkerJoined) -> Cluster:
             return cluster
         return cluster.with_worker(replace(known, shard=event.shard))
     job, rank = found
+    if event.park_ms is not None:
+        job = job.with_parking(takes_ms=max(job.parking.takes_ms, event.park_ms))
     if event.snapshot_every is not None:
         job = job.with_rollback(every=event.snapshot_every, buddies=event.snapshot_buddies)
     return cluster.with_job(job.with_seat(rank, replace(job.seats[rank], joined=True, shard=event.shard)))
@@ -414,6 +417,9 @@ RULES: dict[type[ev.Event], Callable[[Cluster, Any], Cluster]] = {
     ev.JobSubmitted: job_submitted,
     ev.JobCancelled: job_cancelled,
     ev.SignalAsked: stopping.signal_asked,
+    ev.ParkAsked: parking.park_asked,
+    ev.ParkingSealed: parking.parking_sealed,
+    ev.SealFailed: parking.seal_failed,
     ev.NodeJoined: node_joined,
     ev.NodeLost: node_lost,
     ev.TaintSet: taint_set,
@@ -444,6 +450,8 @@ RULES: dict[type[ev.Event], Callable[[Cluster, Any], Cluster]] = {
     ev.RestoreFailed: answers.restore_failed,
     ev.WorkerResumed: answers.worker_resumed,
     ev.WorkerFinished: answers.worker_finished,
+    ev.WorkerParked: parking.worker_parked,
+    ev.ParkFailed: parking.park_failed,
 }
 
 # A bound on how far one event can take things; reaching it is a defect.
@@ -470,6 +478,7 @@ def settle(cluster: Cluster) -> Cluster:
             cluster = stopping.wind_up(cluster, job_id)
             if not stopping.winds_up(cluster.jobs[job_id]):
                 cluster = place_workers(cluster, job_id)
+                cluster = parking.progress_parking(cluster, job_id)
                 cluster = progress_migration(cluster, job_id)
                 cluster = progress_recovery(cluster, cluster.jobs[job_id])
             cluster = collect_ended(cluster, job_id)

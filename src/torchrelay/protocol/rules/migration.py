@@ -205,7 +205,7 @@ def keep_move(cluster: Cluster, job: Job, move: Move) -> Cluster:
 
 def open_move(cluster: Cluster, job: Job) -> Cluster:
     """Make a move of what is wished; at first it waits."""
-    if job.phase is not JobPhase.RUNNING:
+    if job.phase is not JobPhase.RUNNING or job.parking.asked:
         return cluster
     wanted = due(cluster, job)
     if not wanted:

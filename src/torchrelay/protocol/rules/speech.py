@@ -18,6 +18,7 @@ from torchrelay.protocol.messages.orders import (
     Interrupts,
     Leave,
     Order,
+    Park,
     PassOn,
     Recall,
     Reconfigure,
@@ -404,6 +405,14 @@ def say_resume(one: Holder) -> Order | None:
     )
 
 
+def say_park(one: Holder) -> Order | None:
+    job, spec = one.job, one.job.spec
+    assert job.boundary is not None, "all stand after it"
+    former = "" if spec.resumes is None else spec.resumes.folder.rpartition("/")[2]
+    folder = f"{spec.park_dir}/{job.parking.name}"
+    return Park(**to(job, one.worker), rank=one.rank, point=job.boundary, folder=folder, keep=former)
+
+
 def say_leave(one: Holder) -> Order | None:
     return Leave(**to(one.job, one.worker), code=0)
 
@@ -417,5 +426,6 @@ SAID: dict[type[Order], Callable[[Holder], Order | None]] = {
     Reconfigure: say_reconfigure,
     Restore: say_restore,
     Resume: say_resume,
+    Park: say_park,
     Leave: say_leave,
 }

@@ -193,6 +193,8 @@ def frame_of(job: Job) -> tuple[object, ...]:
         job.stop is not None,
         job.attempts.restarts,
         job.rollback.point,
+        job.parking.name,
+        job.parking.found,
         job.rollback.kept if job.rollback.point is not None else None,
         None if move is None else move.targets,
     )

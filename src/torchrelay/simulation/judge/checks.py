@@ -84,6 +84,8 @@ def check_together(standing: frozenset[od.Order]) -> None:
     """What is said to one worker at one time makes sense together."""
     of_worker: dict[WorkerId, set[type[od.Order]]] = {}
     for order in standing:
+        if isinstance(order, od.PassOn):
+            continue  # it is the agent's to send, whatever its worker does
         worker: WorkerId = getattr(order, "worker")  # noqa: B009 - every order names a worker, each kind by itself
         kinds = of_worker.setdefault(worker, set())
         if type(order) in kinds:

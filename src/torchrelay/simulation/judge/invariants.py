@@ -171,7 +171,8 @@ class Checker:
     @property
     def rolling(self) -> bool:
         """Whether all ranks go back to a snapshot, as they must."""
-        return self.unheld and self.world.job is not None and self.world.job.rollback.point is not None
+        job = self.world.job
+        return job is not None and (self.unheld or job.resuming) and job.rollback.point is not None
 
     def weigh_victims(self) -> None:
         """They may have woken up and trained on before they were found; or the last of their shard has left since."""

@@ -194,6 +194,8 @@ class Agent:
                     self.machine.start(order)
                 case od.Fence(worker=worker):
                     self.machine.fence(worker)
+                case od.PassOn():
+                    pass  # the script does nothing about it, and is ended when its time is over
                 case _:
                     process = self.machine.processes.get(order.worker)
                     if process is not None and process.greeted:

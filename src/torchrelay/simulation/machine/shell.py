@@ -45,6 +45,7 @@ SEQUENCE: dict[Any, int] = {
             od.Reconfigure,
             od.Restore,
             od.Resume,
+            od.Park,
             od.Leave,
         )
     )

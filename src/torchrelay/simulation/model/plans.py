@@ -11,7 +11,7 @@ from random import Random
 
 import msgspec
 
-from torchrelay.protocol.messages.events import JobSpec
+from torchrelay.protocol.messages.enclosed import JobSpec, Resumed
 from torchrelay.protocol.messages.ids import JobId, Rank, WorkerPhase
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.simulation.model.script import Script, ScriptError
@@ -72,6 +72,7 @@ class FaultKind(StrEnum):
     DOOMED_TARGETS = "targets of moves die while they are prepared, one after the other"
     KILL_OUTGOING = "SIGKILL of a worker that is to leave, or has left"
     FLIP = "a bit flips in what a rank holds"
+    PARK = "the job is to park"
 
 
 class Lack(StrEnum):
@@ -150,6 +151,7 @@ class Plan:
     buddies: int = 1  # nodes that get a copy of each, beside the rank's own
     compares: bool = False  # replicas compare what they hold, in each step
     rack: int = 0  # nodes that are lost at once; only large worlds have racks
+    apart: bool = False  # of what is parked each node finds the files of some ranks only
 
 
 # How often each kind is drawn. Rare: what ends most jobs, or takes long.
@@ -184,6 +186,13 @@ CALLED = frozenset(WORKER_PHASES) - {WorkerPhase.BOOTING, WorkerPhase.STOPPED, W
 
 
 DEAFNESS = 0.08  # of the worlds
+PARKING = 0.15
+WHILE_PARKING = (JobPhase.QUIESCING, JobPhase.HALTING, JobPhase.PARKING, JobPhase.PARKING, JobPhase.SEALING)
+INTO_PARKING = (
+    FaultKind.KILL, FaultKind.TWO, FaultKind.ORCHESTRATOR, FaultKind.AGENT, FaultKind.SPLIT, FaultKind.POWER,
+    FaultKind.CUT, FaultKind.STOP,
+)  # fmt: skip
+KEY = "0123456789abcdef"  # of what is parked
 CALLED_OFF = 6  # moves that an operator thinks better of, where a strike waits for that
 # Where targets and outgoing workers are.
 MOVE_PHASES = (
@@ -218,6 +227,10 @@ def draw(seed: int) -> Plan:
         script = replace(script, calls=script.calls * 3)
         spec = msgspec.structs.replace(spec, moves_per_hour=-1)
     strikes = (*strikes, *draw_deafness(seed, ranks))
+    parks = draw_parking(seed)
+    if parks:
+        strikes = (*parks, *strikes)
+        spec = msgspec.structs.replace(spec, park_dir="/parked", park_key=KEY, park_ms=6_000)
     plan = Plan(seed, spec, script, slots, strikes, lacks, draw_weather(chance, lacks), resets=chance.random())
     if FaultKind.FLIP in menu:
         plan = replace(plan, compares=True)
@@ -227,6 +240,30 @@ def draw(seed: int) -> Plan:
     if Lack.SLOW in lacks:
         plan = replace(plan, speed=Speed(boot_ms=(500, 9_000), setup_ms=(10, 1_000), replay_ms=(5, 2_000)))
     return plan
+
+
+def draw_parking(seed: int) -> tuple[Strike, ...]:
+    """Sometimes the job is to park. Drawn apart, too."""
+    aside = Random(seed ^ 0x9A2C)
+    if aside.random() >= PARKING:
+        return ()
+    asked = Strike(FaultKind.PARK, On.JOB, JobPhase.RUNNING, aside.choice((0, 0, 1)), aside.randint(0, 700))
+    if aside.random() < 0.4:
+        return (asked,)
+    phase, delay_ms = aside.choice(WHILE_PARKING), aside.choice((0, 0, 1, 5, 20, aside.randint(0, 100)))
+    kind, length_ms = aside.choice(INTO_PARKING), aside.choice((400, 2_000))
+    return (asked, Strike(kind, On.JOB, phase, 0, delay_ms, aside.randrange(2), length_ms))
+
+
+def going_on(plan: Plan, resumes: Resumed) -> Plan:
+    """The world in which a parked job goes on: on as many nodes, with faults of its own."""
+    aside = Random(plan.seed ^ 0x60E5)
+    ranks = plan.spec.world_size
+    kinds = [FaultKind.KILL, FaultKind.TWO, FaultKind.ORCHESTRATOR, FaultKind.RESTORE_BREAKS, FaultKind.AGENT]
+    strikes = tuple(draw_strike(aside, kinds, ranks) for _ in range(aside.choice((0, 0, 1, 2))))
+    strikes = (*strikes, *draw_parking(plan.seed ^ 0x33))
+    spec = msgspec.structs.replace(plan.spec, resumes=resumes, park_key=KEY[::-1])
+    return replace(plan, seed=plan.seed ^ 0x2ED, spec=spec, strikes=strikes, apart=aside.random() < 0.4)
 
 
 def draw_deafness(seed: int, ranks: int) -> tuple[Strike, ...]:

@@ -24,6 +24,7 @@ class SnapshotStore:
 
     def __init__(self) -> None:
         self._shots: dict[Snapshot, Shot] = {}
+        self.parked: dict[Snapshot, Shot] = {}  # files of a parking, which are told of apart
 
     @property
     def kept(self) -> tuple[Snapshot, ...]:
@@ -31,7 +32,8 @@ class SnapshotStore:
         return tuple(sorted(self._shots, key=lambda one: (one.restarts, one.rank, one.point)))
 
     def find(self, rank: Rank, point: Point, restarts: int) -> Shot | None:
-        return self._shots.get(Snapshot(rank, point, restarts))
+        what = Snapshot(rank, point, restarts)
+        return self._shots.get(what) or self.parked.get(what)
 
     def put(self, what: Snapshot, shot: Shot, keep: Point | None) -> None:
         """Keep this one, and that of `keep`, which is known to be complete everywhere; no other of this rank.

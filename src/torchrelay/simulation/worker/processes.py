@@ -202,8 +202,17 @@ class Process:
     def greet(self) -> None:
         """Say what a new link must know."""
         self.greeted = True
-        where = {"address": self.address, "store": self.store}
-        self.say(ev.WorkerStarted(worker=self.id, node=self.node, slot=self.slot, pid=self.pid, job=self.job, **where))
+        started = ev.WorkerStarted(
+            worker=self.id,
+            node=self.node,
+            slot=self.slot,
+            pid=self.pid,
+            job=self.job,
+            address=self.address,
+            store=self.store,
+            **self.world.found(self.node),
+        )
+        self.say(started)
         self.training.greet()
 
     def seen(self) -> ev.WorkerSeen:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.enclosed import Snapshot
 from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerPhase
 from torchrelay.simulation.model import script as sc
 from torchrelay.simulation.model.life import Main, Wait
@@ -93,6 +94,8 @@ class Safepoint:
                 yield from self.connect(todo[od.Reconfigure])
             elif od.Restore in todo and od.Restore not in done:
                 yield from self.restore(todo[od.Restore])
+            elif od.Park in todo and od.Park not in done:
+                yield from self.park(todo[od.Park])
             elif od.Resume in todo:
                 return self.resume(todo[od.Resume])
             else:
@@ -149,6 +152,21 @@ class Safepoint:
         self.check_resumed()
         self.answer(od.Resume, ev.WorkerResumed(**self.speaking()))
         return True
+
+    def park(self, order: od.Park) -> Main[None]:
+        """Write this rank down; its disk may be full."""
+        yield self.world.draw(self.world.plan.speed.restore_ms)
+        if order.generation != self.heard:
+            return
+        if order.point != self.committed:
+            self.world.checker.fail(f"{self.process.id} stands at {self.committed} and is to park at {order.point}")
+        shot = self.shots.shot(order.point)
+        if not self.world.park(order, Snapshot(self.rank, order.point, self.restarts), shot):
+            self.answer(od.Park, ev.ParkFailed(**self.speaking(), reason="disk full"))
+            return
+        node, digest = self.process.node, str(shot.state.digest())
+        parked = ev.WorkerParked(**self.speaking(), node=node, point=order.point, size=8, private="p", digest=digest)
+        self.answer(od.Park, parked)
 
     # ------------------------------------------------------------ a replacement's way
 

@@ -54,7 +54,7 @@ class Shots:
         if self._taken != point:
             self._settled, self._taken = self._taken, point
         what = Snapshot(training.rank, point, training.restarts)
-        shot = self._world.shots[what] = self._shot(point)
+        shot = self._world.shots[what] = self.shot(point)
         self.snapshot_store.put(what, shot, self._settled)
         process = training.process
         buddies = process.buddies[: self._world.plan.buddies]
@@ -66,7 +66,8 @@ class Shots:
                 keeper = process.wiring.members[buddy]
                 self._world.after(self._world.chance.randint(1, 120), give, keeper, what, shot, self._settled)
 
-    def _shot(self, point: Point) -> Shot:
+    def shot(self, point: Point) -> Shot:
+        """What there is to write down at this point."""
         training = self._training
         records = (training.process.inherited, *training.process.records())
         found = [record.data for record in records if record is not None and record.point == point]

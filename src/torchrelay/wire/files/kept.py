@@ -72,3 +72,7 @@ def _read(place: Path) -> bytes | None:
         return place.read_bytes()
     except FileNotFoundError:
         return None
+
+
+def digest_of(source: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(source)

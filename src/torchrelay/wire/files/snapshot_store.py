@@ -57,16 +57,17 @@ class Draft:
     By system calls and not by a map: to map and unmap a file costs as much CPU as it takes to fill it.
     """
 
-    def __init__(self, path: Path, target: Path, sizes: Sizes) -> None:
-        """Raises `NoRoom`."""
-        self._path, self._target, self._sizes = path, target, sizes
+    def __init__(self, path: Path, target: Path, sizes: Sizes, *, durable: bool = False) -> None:
+        """`durable`: on a disk, and there when it is finished. Raises `NoRoom`."""
+        self._path, self._target, self._sizes, self._durable = path, target, sizes, durable
         self._at = 0  # bytes that are there
         self._private, self._hash = xxhash.xxh3_128(), xxhash.xxh3_128()
         self._file = -1
         try:
-            _leave_room(path, HEADER + sizes.whole)
+            (_find_room if durable else _leave_room)(path, HEADER + sizes.whole)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            _reserve(self._file, HEADER + sizes.whole)
+            if not durable:  # on a disk it would be written twice
+                _reserve(self._file, HEADER + sizes.whole)
         except OSError as error:
             self.drop()
             raise error if isinstance(error, NoRoom) else self._no_room(error) from error
@@ -103,13 +104,26 @@ class Draft:
         return self._hash.digest()
 
     def finish(self) -> None:
-        """It is whole: from now on it is on the snapshot store, in the place of an older one of the same point."""
+        """It is whole: from now on it is on the snapshot store, in the place of an older one of the same point.
+
+        Raises `NoRoom` if it is to be durable, and the disk does not take it.
+        """
         sizes = self._sizes
         assert self._at == sizes.whole, f"{self._at} of {sizes.whole} bytes were written"
         private = self._private.digest()
-        os.pwrite(self._file, _HEAD.pack(MAGIC, sizes.private, sizes.head, sizes.body, self.digest(), private), 0)
-        self._path.rename(self._target)
-        self._close()
+        header = _HEAD.pack(MAGIC, sizes.private, sizes.head, sizes.body, self.digest(), private)
+        if not self._durable:
+            os.pwrite(self._file, header, 0)
+            self._path.rename(self._target)
+            self._close()
+            return
+        try:
+            os.pwrite(self._file, header.ljust(HEADER, b"\0"), 0)
+            os.fsync(self._file)  # a disk over the network says only now that it is full
+            self._close()
+            self._path.rename(self._target)
+        except OSError as error:
+            raise self._no_room(error) from error
 
     def drop(self) -> None:
         """It came to nothing."""
@@ -132,6 +146,13 @@ def _reserve(file: int, size: int) -> None:
         os.ftruncate(file, size)
     if known.st_size < size or known.st_blocks * 512 < size:  # to ask for what is there costs as much as to write it
         os.posix_fallocate(file, 0, size)
+
+
+def _find_room(path: Path, size: int) -> None:
+    """Raises `NoRoom`."""
+    known = os.statvfs(path.parent)
+    if known.f_bavail * known.f_frsize < size:
+        raise NoRoom(errno.ENOSPC, f"{path.parent} has no room for {size:,} bytes")
 
 
 def _leave_room(path: Path, size: int) -> None:
@@ -184,8 +205,11 @@ class Kept:
 class SnapshotStore:
     """The snapshots of one node, of all ranks. Several processes use it; each rank's are written by one at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, parked: Path | None = None, durable: bool = False) -> None:
+        """`parked`: a folder with files that can be handed out, too, and are told of apart. `durable`: see `Draft`."""
         self._folder = folder
+        self._parked = parked
+        self._durable = durable
 
     def kept(self) -> tuple[Snapshot, ...] | None:
         """All complete snapshots; None if that cannot be told now (no descriptor is left, say)."""
@@ -199,10 +223,13 @@ class SnapshotStore:
 
     def open(self, what: Snapshot) -> Kept | None:
         """This snapshot, to be read; None if it is not there."""
-        try:
-            return Kept(self._path(what))
-        except (OSError, ValueError):
-            return None
+        places = [self._path(what)] if self._parked is None else [self._path(what), self._parked / name_of(what)]
+        for path in places:
+            try:
+                return Kept(path)
+            except (OSError, ValueError):
+                continue
+        return None
 
     def begin(self, what: Snapshot, sizes: Sizes, keep: Point | None) -> Draft:
         """Write this snapshot. Of this rank that of `keep` stays, and no other; all, if `keep` is None.
@@ -217,7 +244,7 @@ class SnapshotStore:
                 self._make_way(what, keep, part, HEADER + sizes.whole)
         except OSError as error:
             raise NoRoom(error.errno, f"{self._folder} cannot be used: {error.strerror}") from error
-        return Draft(part, self._path(what), sizes)
+        return Draft(part, self._path(what), sizes, durable=self._durable)
 
     def _make_way(self, what: Snapshot, keep: Point, part: Path, size: int) -> None:
         """Of this rank only that of `keep` stays; the memory of another one is used again, if it is not larger."""
@@ -258,12 +285,17 @@ class SnapshotStore:
             self._path(other).unlink(missing_ok=True)
 
     def _path(self, what: Snapshot) -> Path:
-        return self._folder / f"{what.restarts}.{what.rank}.{what.point.step}.{what.point.section}"
+        return self._folder / name_of(what)
 
 
-def snapshot_store_in(folder: Path) -> SnapshotStore:
-    """The snapshot store of the node whose pages lie in this folder."""
-    return SnapshotStore(folder / "snapshots")
+def snapshot_store_in(folder: Path, parked: str = "") -> SnapshotStore:
+    """The snapshot store of the node whose pages lie in this folder. `parked`: where a parking lies beside it."""
+    return SnapshotStore(folder / "snapshots", parked=Path(parked) if parked else None)
+
+
+def name_of(what: Snapshot) -> str:
+    """The name of its file."""
+    return f"{what.restarts}.{what.rank}.{what.point.step}.{what.point.section}"
 
 
 def _named(name: str) -> Snapshot | None:

@@ -20,9 +20,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from torchrelay.protocol.messages.enclosed import Resumed
 from torchrelay.protocol.messages.events import (
     CollectiveFailed,
     OnceRecorded,
+    ParkFailed,
     ReconfigureFailed,
     RecordKept,
     ReplicasDiffer,
@@ -30,6 +32,7 @@ from torchrelay.protocol.messages.events import (
     StateRestored,
     WorkerFinished,
     WorkerJoined,
+    WorkerParked,
     WorkerPrepared,
     WorkerRaised,
     WorkerReady,
@@ -60,6 +63,9 @@ class Welcome(Struct, frozen=True, tag=True, kw_only=True):
     world_size: int = 0
     nproc_per_node: int = 0
     encrypts: bool = False  # what goes from worker to worker: see `Launch`
+    park_dir: str = ""  # where the job may be written down: see `JobSpec`
+    grace_ms: int = 0  # and how long that may take, if the launcher is told to end
+    resumes: Resumed | None = None  # the parking that it goes on from
 
     def __repr__(self) -> str:
         return f"Welcome(job={self.job!r}, worker={self.worker!r}, node={self.node!r}, slot={self.slot})"  # no secret
@@ -90,6 +96,8 @@ FromWorker = (
     | RestoreFailed
     | WorkerResumed
     | WorkerFinished
+    | WorkerParked
+    | ParkFailed
 )
 
 _from_worker: Codec[FromWorker] = Codec(FromWorker, "event of a worker")

@@ -36,6 +36,7 @@ from torchrelay.worker.control.agent_connection import AgentConnection
 from torchrelay.worker.control.identity import Identity
 from torchrelay.worker.control.position import Position
 from torchrelay.worker.peers.buddies import Buddies
+from torchrelay.worker.peers.parking import Forecast
 from torchrelay.worker.peers.snapshot_upload import upload_snapshot
 from torchrelay.worker.state.record import with_values
 from torchrelay.worker.state.state import State
@@ -133,6 +134,8 @@ class Snapshots:
         self.idle = (
             self._snapshot_interval is None
         )  # nothing is taken, under way or being found out: gates need not ask
+        forecast = Forecast(session, state, shard)
+        self._forecast = forecast if forecast.wanted else None
         self._every: int | None = None  # as was agreed in this generation
         self._count = 0  # of snapshots in this generation
 
@@ -153,6 +156,9 @@ class Snapshots:
     def entry(self, point: Point) -> None:
         """At the entry of the call after `point`: take one, if one is due. The state stands still."""
         every = self._state.snapshot_every if self._every is None else self._every
+        if self._forecast is not None and point.step:  # from the first update on the state is as large as it gets
+            forecast, self._forecast = self._forecast, None
+            forecast()
         if not every or not point.step:
             return
         if self._base is None:

@@ -231,8 +231,9 @@ class Bringing:
                     raise transfer.misfit_error(error) from error
                 print(f"torchrelay: what is held at {order.point} did not come: {error}", file=sys.stderr, flush=True)
                 # Nobody else knows of it. If its sources are lost, another order follows; else it may go better.
-                session.position.rest(AGAIN_S, lambda: fresh() is not order)  # noqa: B023  called in this turn only
-                failures = failures + 1 if fresh() is order else 0
+                # The same order comes again and again, each time as another object.
+                session.position.rest(AGAIN_S, lambda: fresh() != order)  # noqa: B023  called in this turn only
+                failures = failures + 1 if fresh() == order else 0
                 if failures == TRIES:
                     raise UnprovedError(
                         f"what is held at {order.point} did not come, in {TRIES} tries: {error}"

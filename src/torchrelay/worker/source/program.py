@@ -42,6 +42,7 @@ class Program:
         self.kept = kept
         self._say = say or (lambda text: print(f"torchrelay: {text}", file=sys.stderr, flush=True))
         self._times: Counter[tuple[str, str]] = Counter()
+        self.script = ""  # digest of the script that is run; empty if it is a module, or a folder
         self._loaded: dict[int, tuple[int, str]] = {}  # key of a load -> digest of the source, path
         self._told: set[str] = set()
         self._digests: bytes | None = b""

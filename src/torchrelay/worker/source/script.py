@@ -9,7 +9,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from torchrelay.wire.files.kept import MAIN
+from torchrelay.wire.files.kept import MAIN, digest_of
 from torchrelay.worker.source.program import Program
 
 
@@ -41,7 +41,10 @@ def exec_file(path: str, program: Program | None = None) -> None:
     """Run a file as `__main__`. Raises `FileNotFoundError`, `SyntaxError`, and what the script raises."""
     loader = importlib.machinery.SourceFileLoader("__main__", path)
     found = loader.get_data(path)
-    source = found if program is None else program.source(MAIN, path, found)
+    source = found
+    if program is not None:
+        source = program.source(MAIN, path, found)
+        program.script = digest_of(source)
     code: Any = compile(source, path, "exec", dont_inherit=True)
     main = Main("__main__")
     main.__dict__.update(__file__=path, __loader__=loader, __builtins__=sys.modules["builtins"], __package__=None)

@@ -4,6 +4,7 @@
     Reconfigure              connect all groups in the new generation
     Restore             a replacement: take the state from a source
     Resume              stop serving, put DDP right, go on
+    Park                write ourselves down: what is written is of no use if we go on from here
 
 After a halt nothing is wrong, and the same safepoint serves:
 
@@ -35,6 +36,7 @@ from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, Wor
 from torchrelay.protocol.messages.orders import (
     Assign,
     Decide,
+    Park,
     Reconfigure,
     Replay,
     Restore,
@@ -48,11 +50,13 @@ from torchrelay.worker.agreement.gate import await_interrupt, on_lanes
 from torchrelay.worker.parallel import ddp, fsdp, zero
 from torchrelay.worker.peers.buddies import RECORDS
 from torchrelay.worker.peers.lanes import Ends, Parted, limit_waits, watch_over
+from torchrelay.worker.peers.parking import WrittenDown
 from torchrelay.worker.peers.rounds import GATE, partners
 from torchrelay.worker.process_groups import groups
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import random_state
 from torchrelay.worker.state.gradients import Gradients
+from torchrelay.worker.state.record import with_values
 from torchrelay.worker.state.state import State
 from torchrelay.worker.transfer import transfer
 from torchrelay.worker.transfer.serving import STATE, snapshot_of
@@ -80,6 +84,7 @@ class Safepoint:
         self._ready = self._handed = self._reconfigured = Generation(0)  # done in this generation
         self._tried: Restore | None = None
         self._serves = True
+        self._written_down = WrittenDown()
         self.renewals = 0  # how often ranks have changed hands while we stood here
         self.renewed_after = START  # the point at which they did so last: the same on all ranks
 
@@ -112,7 +117,7 @@ class Safepoint:
         self._position.enter(WorkerPhase.STOPPED)
         while True:
             order = self._position.wait(
-                lambda: self._next(Decide, Replay, Reconfigure, Restore, Resume), self._session.welcome.patience_s
+                lambda: self._next(Decide, Replay, Reconfigure, Restore, Park, Resume), self._session.welcome.patience_s
             )
             match order:
                 case Decide(verdict=Verdict.GO_ON) if order.point != self._position.committed:
@@ -124,20 +129,28 @@ class Safepoint:
                     self._reconfigure(order)
                 case Restore():
                     gradients = self._restore(order) or gradients
-                case Resume():
-                    self._session.server.withdraw()
-                    if self._position.halted != order.generation:  # else nothing was touched
-                        self._put_right(gradients, whole)
-                        random_state.restore(rng)
-                        if self._session.snapshots is not None:
-                            self._session.snapshots.renew()
-                        if not self._gather(order):
-                            continue
-                        self.renewals += 1
-                        self.renewed_after = order.point or START
-                    if self._position.go_on(order.generation):
-                        self._say_resumed(order.generation)
-                        return
+                case Park():
+                    self._park(order)
+                case Resume() if self._go_on(order, gradients, rng, whole=whole):
+                    return
+
+    def _go_on(self, order: Resume, gradients: Gradients, rng: bytes, *, whole: bool) -> bool:
+        """Leave the safepoint; False if somebody was lost meanwhile."""
+        self._session.server.withdraw()
+        if self._position.halted != order.generation:  # else nothing was touched
+            self._put_right(gradients, whole)
+            random_state.restore(rng)
+            if self._session.snapshots is not None:
+                self._session.snapshots.renew()
+            if not self._gather(order):
+                return False
+            self.renewals += 1
+            self.renewed_after = order.point or START
+        if not self._position.go_on(order.generation):
+            return False
+        self._written_down.drop()
+        self._say_resumed(order.generation)
+        return True
 
     def _next(self, *kinds: type[WorkerOrder]) -> Any:
         """The first order that is still to be obeyed, as things stand. Called under the lock."""
@@ -161,6 +174,8 @@ class Safepoint:
             case Restore():
                 again = self._tried is not None and self._tried == order
                 return self._reconfigured == order.generation and position.committed is None and not again
+            case Park():
+                return not self._written_down.answered(order) and position.committed == order.point
             case Resume():
                 if position.halted == order.generation:
                     return True
@@ -342,6 +357,19 @@ class Safepoint:
             mismatch=error.mismatch,
         )
         session.agent.answer(failed, Restore)
+
+    # ------------------------------------------------------------ park
+
+    def _park(self, order: Park) -> None:
+        """Write ourselves down. Whatever keeps us from it is an answer, too; but for a fault that comes in between."""
+        assert self._state is not None, "only who has joined is written down"
+        why_not = "" if self._serves else "the state is not all here, in the middle of a gather"
+        kept = self._kept(order.point)
+        why_not = why_not or ("" if kept else f"there is no private record of {order.point}")
+        private = with_values(kept, self._values()) if kept else b""
+        answer = self._written_down.write(self._session, self._state, order, private, why_not)
+        if answer is not None:
+            self._session.agent.answer(answer, Park)
 
     # ------------------------------------------------------------ resume
 

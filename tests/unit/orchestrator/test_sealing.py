@@ -1,0 +1,152 @@
+"""The manifest of a parking: written whole, or not there; and what an operator is told of a parking."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.support.telling import JOB, Story, running, submitted
+from torchrelay.orchestrator.core import parking
+from torchrelay.orchestrator.core.parking import seal
+from torchrelay.orchestrator.views.parking import parking_text, plan_park
+from torchrelay.orchestrator.views.plans import PlanRefused
+from torchrelay.orchestrator.views.scene import Scene
+from torchrelay.protocol.health.pulses import FailureDetector
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import Point, Rank
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.wire.files.launch import Launch, write_launch
+from torchrelay.wire.parked.folder import make_folder
+from torchrelay.wire.parked.manifest import MANIFEST, NoParking, read_manifest, write_manifest
+
+KEY = "0123456789abcdef"
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    """A job whose ranks are all written down."""
+    write_launch(tmp_path, Launch(script="train.py", args=("--lr", "1"), cwd="/work"))
+    story = running(park_dir=str(tmp_path / "parked"), park_key=KEY)
+    story.hear(ev.ParkAsked(job=JOB, reason="the nodes go", source="test"))
+    for kind in (od.Halt, od.Decide, od.Park):
+        story.answer((kind,))
+    assert story.job.phase is JobPhase.SEALING
+    return story
+
+
+def test_the_manifest_says_what_a_resumed_run_must_be(story: Story, tmp_path: Path) -> None:
+    assert seal(story.job, tmp_path, 0) == ""
+    found = read_manifest(tmp_path / "parked")
+    assert (found.name, found.point) == (story.job.parking.name, Point(4))
+    assert (found.world_size, found.torch, found.script, found.args) == (2, "2", "/work/train.py", ("--lr", "1"))
+    assert found.code == "c", "as its ranks have told: whoever writes the manifest need not have the script"
+    assert [(file.rank, file.node, file.size) for file in found.files] == [(0, "node-0", 1000), (1, "node-0", 1000)]
+
+
+def test_the_former_parking_stays_until_the_next_is_whole(
+    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "parked"
+    make_folder(place)
+    former = place / f"parked-{KEY}-1"
+    former.mkdir()
+    full = OSError(28, "No space left on device")
+
+    def fails(*_: object) -> None:
+        raise full
+
+    with monkeypatch.context() as patched:
+        patched.setattr(parking, "write_manifest", fails)
+        assert "No space left" in seal(story.job, tmp_path, 0)
+    assert former.is_dir()
+    with pytest.raises(NoParking):
+        read_manifest(place)
+    assert seal(story.job, tmp_path, 0) == ""
+    assert not former.exists()
+
+
+def test_what_was_written_and_said_to_have_failed_is_taken_back(
+    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk says only after the rename that something is wrong."""
+    write = write_manifest
+
+    def writes_and_fails(folder: Path, manifest: object) -> None:
+        write(folder, manifest)  # type: ignore[arg-type]
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(parking, "write_manifest", writes_and_fails)
+    assert "Input/output error" in seal(story.job, tmp_path, 0)
+    assert not (tmp_path / "parked" / MANIFEST).exists()
+    monkeypatch.setattr(parking, "taken_back", lambda _: False)
+    assert seal(story.job, tmp_path, 0) == ""  # it is there: nobody may go on beside it
+
+
+def test_what_cannot_be_told_is_asked_again_and_not_for_ever(
+    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unclear(*_: object) -> str:
+        raise parking.Unclear("stale file handle")
+
+    monkeypatch.setattr(parking, "AGAIN_S", 0.0)
+    told = asyncio.run(parking.sealed(story.job, unclear))
+    assert isinstance(told, ev.SealFailed)
+    assert told.reason.startswith("stale file handle. Look into")
+    answers = iter((parking.Unclear("stale"), ""))
+
+    def at_last() -> str:
+        found = next(answers)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    assert isinstance(asyncio.run(parking.sealed(story.job, at_last)), ev.ParkingSealed)
+    monkeypatch.setattr(parking, "write_manifest", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O error")))
+    monkeypatch.setattr("os.stat", lambda *_: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
+    with pytest.raises(parking.Unclear, match="nor can be told"):
+        parking.is_there(tmp_path, "x", "why")
+
+
+# ---------------------------------------------------------------- what operators are told
+
+
+def scene(story: Story) -> Scene:
+    return Scene(story.cluster, FailureDetector(), {}, (), story.now_ms, {})
+
+
+def test_a_plan_says_where_to_and_how_long() -> None:
+    story = running(park_dir="/parked", park_key=KEY)
+    story.hear(ev.WorkerJoined(worker=story.holder(0), job=JOB, rank=Rank(0), park_ms=2_500))
+    planned = plan_park(scene(story), story.job, "", None, 0, "me")
+    assert "write themselves to /parked (about 2.5 s)" in planned.change.plan[0]
+    assert planned.event == ev.ParkAsked(job=JOB, reason="asked for by me", source="me")
+    assert parking_text(story.job) == "to /parked, takes about 2.5 s"
+    hurried = plan_park(scene(story), story.job, "", 1_000, 15, "me")
+    assert "it does not fit into 1 s" in hurried.change.plan[-1]
+
+
+def test_what_cannot_be_parked_is_refused_with_the_reason() -> None:
+    with pytest.raises(PlanRefused, match="without --park-dir"):
+        plan_park(scene(running()), running().job, "", None, 0, "me")
+    story = running(park_dir="/parked", park_key=KEY)
+    story.hear(ev.FreezeSet(source="ops", reason="look"))
+    with pytest.raises(PlanRefused, match="frozen by ops: look"):
+        plan_park(scene(story), story.job, "", None, 0, "me")
+
+
+def test_a_job_that_only_starts_is_not_parked_so_that_a_signal_ends_it_at_once() -> None:
+    story = submitted(park_dir="/parked", park_key=KEY)
+    with pytest.raises(PlanRefused, match="it is only starting"):
+        plan_park(scene(story), story.job, "", 30_000, 15, "me")
+
+
+def test_what_is_asked_for_already_is_told() -> None:
+    story = running(park_dir="/parked", park_key=KEY)
+    story.hear(ev.ParkAsked(job=JOB, reason="the nodes go", source="test"))
+    planned = plan_park(scene(story), story.job, "", None, 0, "me")
+    assert planned.event is None
+    assert "is to park already (test): the nodes go" in planned.change.plan[0]
+    assert parking_text(story.job) == "asked for by test: the nodes go"
