@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -91,37 +92,63 @@ TELLABLE: tuple[type[Event], ...] = (
 )  # fmt: skip
 
 
-class AgentConnection:
-    """One connection of one agent. What is sent is written at once, or waits in the socket's buffer: nobody waits for
-    a slow agent, and to tell thousands costs little more than thousands of system calls."""
+class Line:
+    """One connection. What is sent is written at once, or waits in the socket's buffer: nobody waits for a slow one,
+    and to tell thousands costs little more than thousands of system calls. `node`: at its other end."""
 
-    def __init__(self, socket: web.WebSocketResponse, transport: asyncio.WriteTransport, attach: Attach) -> None:
-        self.node = attach.node
-        self.incarnation = attach.incarnation
-        self.voter = attach.voter
+    over = "connection closed"  # what is logged then
+
+    def __init__(self, socket: web.WebSocketResponse, transport: asyncio.WriteTransport, node: NodeId) -> None:
+        self.node = node
         self._socket = socket
         self._transport = transport
+        self._most = MAX_UNREAD
         self._reason = ""
         self._ended = asyncio.Event()
-        self._written = 0  # the last event that is in the journal and not acknowledged yet
 
     @property
     def closed(self) -> bool:
         """Whether nothing that still arrives counts: what was lost before it must come first."""
         return bool(self._reason)
 
-    def send(self, message: ToAgent) -> None:
+    def write(self, frame: Callable[[], bytes]) -> None:
         """Write a message; never waits, never fails. After `close` nothing more is said."""
         if self._reason or self._transport.is_closing():
             return
-        if self._transport.get_write_buffer_size() > MAX_UNREAD:
+        if self._transport.get_write_buffer_size() > self._most:
             self.close("it does not read what it is sent")
             self._transport.abort()  # it would not read the end either
             return
         try:
-            self._transport.write(frame_of(message))
+            self._transport.write(frame())
         except WireError as error:
             self.close(str(error))
+
+    def close(self, reason: str) -> None:
+        """End the connection after what was sent before. Who is at its other end comes back if it can."""
+        if not self._reason:
+            self._reason = reason
+            self._ended.set()
+
+    async def end(self) -> None:
+        """Wait until the connection is to be closed, and close it."""
+        await self._ended.wait()
+        log.info("%s: %s: %s", self.node, self.over, self._reason)
+        await self._socket.close(message=self._reason.encode()[:120])
+
+
+class AgentConnection(Line):
+    """One connection of one agent."""
+
+    def __init__(self, socket: web.WebSocketResponse, transport: asyncio.WriteTransport, attach: Attach) -> None:
+        super().__init__(socket, transport, attach.node)
+        self.incarnation = attach.incarnation
+        self.voter = attach.voter
+        self._written = 0  # the last event that is in the journal and not acknowledged yet
+
+    def send(self, message: ToAgent) -> None:
+        """As `write`."""
+        self.write(lambda: frame_of(message))
 
     def acknowledge(self, seq: int) -> None:
         """This event and those before it are in the journal. What is written in one go is acknowledged in one."""
@@ -132,18 +159,6 @@ class AgentConnection:
     def _acknowledge_all(self) -> None:
         self.send(Ack(self._written))
         self._written = 0
-
-    def close(self, reason: str) -> None:
-        """End the connection after what was sent before. The agent comes back if it can."""
-        if not self._reason:
-            self._reason = reason
-            self._ended.set()
-
-    async def end(self) -> None:
-        """Wait until the connection is to be closed, and close it."""
-        await self._ended.wait()
-        log.info("%s: connection closed: %s", self.node, self._reason)
-        await self._socket.close(message=self._reason.encode()[:120])
 
 
 _last: tuple[ToAgent, bytes] | None = None
@@ -367,16 +382,14 @@ def acknowledge(connection: AgentConnection, seq: int, told: int | Exception) ->
 # The head's end of the connection to an heir, which gets the journal and what else an orchestrator needs.
 
 
-class HeirConnection:
-    """One heir. What is sent is written at once, or waits in the socket's buffer."""
+class HeirConnection(Line):
+    """One heir."""
+
+    over = "no more copies"
 
     def __init__(self, socket: web.WebSocketResponse, transport: asyncio.WriteTransport, place: Place) -> None:
+        super().__init__(socket, transport, place.node)
         self.place = place
-        self._socket = socket
-        self._transport = transport
-        self._most = MAX_UNREAD
-        self._reason = ""
-        self._ended = asyncio.Event()
 
     def bequeath(self, bequest: Bequest, whole: bytes) -> None:
         """The journal as it is. It may be large, and is read as fast as the other end can write it down."""
@@ -386,29 +399,8 @@ class HeirConnection:
             self.send(Piece(whole[begin : begin + PIECE]))
 
     def send(self, message: Bequest | Piece | Part) -> None:
-        """Write a message; never waits, never fails. After `close` nothing more is said."""
-        if self._reason or self._transport.is_closing():
-            return
-        if self._transport.get_write_buffer_size() > self._most:
-            self.close("it does not read what it is sent")
-            self._transport.abort()
-            return
-        try:
-            self._transport.write(as_binary(encode(message)))
-        except WireError as error:
-            self.close(str(error))
-
-    def close(self, reason: str) -> None:
-        """End the connection."""
-        if not self._reason:
-            self._reason = reason
-            self._ended.set()
-
-    async def end(self) -> None:
-        """Wait until the connection is to be closed, and close it."""
-        await self._ended.wait()
-        log.info("%s: no more copies: %s", self.place.node, self._reason)
-        await self._socket.close(message=self._reason.encode()[:120])
+        """As `write`."""
+        self.write(lambda: as_binary(encode(message)))
 
 
 class Estate(Struct, frozen=True):
