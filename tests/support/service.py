@@ -32,3 +32,13 @@ def told(folder: Path) -> list[int]:
     """What the journal says was left out, one after the other."""
     entries = read_history(folder / "journal.db").entries
     return [entry.event.ms for entry in entries if isinstance(entry.event, ev.TimeLeftOut)]
+
+
+class Deaf:
+    """Heirs that have nothing of what was written, until they do."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def when_safe(self, action: Callable[[], None]) -> None:
+        self.waiting.append(action)

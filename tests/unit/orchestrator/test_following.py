@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,7 @@ from aiohttp import ClientSession
 
 from tests.support.api import Port, play
 from tests.support.brain import RecordingLink, train, until
+from tests.support.service import Deaf
 from torchrelay.api.shown import Head, Lines, Place
 from torchrelay.orchestrator.http import following
 from torchrelay.orchestrator.store.output import CHUNK, SKIPPED, Reader
@@ -260,16 +261,6 @@ class TestHead:
         assert (head.acts, head.node, head.url, head.lease) == (False, "m2", "https://10.0.0.2:1", 3)
         assert [(heir.node, heir.url) for heir in head.heirs] == [("m3", "https://10.0.0.3:2")]
         assert "m2.x" not in (answer.text or ""), "names of copies are nobody's business"
-
-
-class Deaf:
-    """Heirs that have nothing of what was written, until they do."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Callable[[], None]] = []
-
-    def when_safe(self, action: Callable[[], None]) -> None:
-        self.waiting.append(action)
 
 
 def test_what_a_loss_of_the_head_could_undo_is_not_told(tmp_path: Path) -> None:

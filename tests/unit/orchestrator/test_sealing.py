@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
+from tests.support.brain import until
+from tests.support.service import Deaf
 from tests.support.telling import JOB, Story, running, submitted
 from torchrelay.orchestrator.core import parking
 from torchrelay.orchestrator.core.parking import seal
+from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.views.parking import parking_text, plan_park
 from torchrelay.orchestrator.views.plans import PlanRefused
 from torchrelay.orchestrator.views.scene import Scene
@@ -108,6 +114,36 @@ def test_what_cannot_be_told_is_asked_again_and_not_for_ever(
     monkeypatch.setattr("os.stat", lambda *_: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
     with pytest.raises(parking.Unclear, match="nor can be told"):
         parking.is_there(tmp_path, "x", "why")
+
+
+def test_no_manifest_is_written_before_the_heirs_know_of_it(story: Story, tmp_path: Path) -> None:
+    """The next head would let the job train on, and a manifest would say that it has ended."""
+    heard: list[ev.Event] = []
+    deaf = Deaf()
+
+    async def watched() -> None:
+        service = SimpleNamespace(
+            cluster=story.cluster, news=asyncio.Event(), heirs=deaf, degraded="", superseded="", over=False,
+            take=lambda event, _: heard.append(event),
+        )  # fmt: skip
+        watching = asyncio.create_task(parking.watch_parking(cast(Orchestrator, service), tmp_path))
+        await until("it waits for the heirs", lambda: deaf.waiting)
+        assert not (tmp_path / "parked" / MANIFEST).exists()
+        deaf.waiting.pop()()
+        await until("it is sealed", lambda: heard)
+        watching.cancel()
+
+    asyncio.run(watched())
+    assert heard == [ev.ParkingSealed(job=JOB, name=story.job.parking.name)]
+    assert (tmp_path / "parked" / MANIFEST).exists()
+
+
+def test_ranks_that_run_several_scripts_are_not_parked(story: Story, tmp_path: Path) -> None:
+    seat = story.job.seats[Rank(1)]
+    assert seat.parked is not None
+    other = story.job.with_seat(Rank(1), replace(seat, parked=replace(seat.parked, code="another")))
+    assert "several scripts" in seal(other, tmp_path, 0)
+    assert not (tmp_path / "parked" / MANIFEST).exists()
 
 
 # ---------------------------------------------------------------- what operators are told

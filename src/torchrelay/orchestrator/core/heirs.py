@@ -9,11 +9,13 @@ Nothing here asks more than the heirs because of an event. Voters are asked when
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from msgspec import Struct, structs
@@ -35,12 +37,38 @@ HEIRS = 2  # any two nodes may be lost at once, if a majority of the nodes is le
 FEWEST_VOTERS = 3  # of two nodes no majority is left when one is lost
 SLOW_S = 1.5  # how long an heir may take to have a part before it is done without
 AGAIN_S = 0.5  # between two proposals of the same
+LOOK_S = 0.25  # between two looks whether the service has ended meanwhile
 COME_S = 30.0  # how long an appointed heir may take to have the whole journal
 
 
 def at_once(action: Callable[[], None]) -> None:
     """Do it now."""
     action()
+
+
+class Acting(Protocol):
+    """A service that acts, with its heirs, if it has any. `over`: it has ended."""
+
+    heirs: Heirs | None
+
+    @property
+    def over(self) -> bool: ...
+
+
+async def safe(service: Acting) -> bool:
+    """Wait until no loss of the head can undo what it has heard by now. False: the service has ended before."""
+    if service.heirs is None:
+        return True
+    found: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    service.heirs.when_safe(partial(settle, found))
+    while not found.done() and not service.over:
+        await asyncio.wait((found,), timeout=LOOK_S)
+    return found.done()
+
+
+def settle(found: asyncio.Future[None]) -> None:
+    if not found.done():
+        found.set_result(None)
 
 
 class HeirPort(Protocol):

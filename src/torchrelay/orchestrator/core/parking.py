@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from torchrelay.orchestrator.core.clock import wall_clock_ms
+from torchrelay.orchestrator.core.heirs import safe
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.protocol.messages.events import Event, ParkingSealed, SealFailed
 from torchrelay.protocol.messages.ids import JobId
@@ -138,7 +139,7 @@ def taken_back(folder: Path) -> bool:
 
 
 async def watch_parking(service: Orchestrator, run_dir: Path) -> None:
-    """Seal what is to be sealed, for ever. What is decided is said until it is heard."""
+    """Seal what is to be sealed, as long as the service serves. What is decided is said until it is heard."""
     done: dict[JobId, Event] = {}
     while True:
         news = service.news
@@ -147,20 +148,15 @@ async def watch_parking(service: Orchestrator, run_dir: Path) -> None:
                 continue
             known = done.get(name)
             if known is None or getattr(known, "name", "") != job.parking.name:
-                await kept_elsewhere(service)
+                # Whoever may take our place is to know: no job trains on while a manifest says that all have ended.
+                if not await safe(service):
+                    return
                 if service.superseded or service.cluster.jobs.get(name) is not job:
                     break  # look anew
                 known = done[name] = await sealed(job, partial(seal, job, run_dir, wall_clock_ms()))
             service.take(known, note)
         else:
             await news.wait()
-
-
-async def kept_elsewhere(service: Orchestrator) -> None:
-    """Whoever may take our place knows what we know: no job trains on while a manifest says that all have ended."""
-    kept = asyncio.get_running_loop().create_future()
-    service.when_safe(partial(kept.set_result, None))
-    await kept
 
 
 async def sealed(job: Job, write: Callable[[], str]) -> Event:

@@ -37,11 +37,12 @@ from msgspec import Struct
 from torchrelay.api.endpoint import LOGS
 from torchrelay.api.shown import NetworkView, NodeNetwork, Status
 from torchrelay.orchestrator.core.agents import Estate, Sameness, serve_agent, serve_heir
+from torchrelay.orchestrator.core.heirs import safe
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http import changes, following, parking
 from torchrelay.orchestrator.http.answers import SERVICE, answer, job_of, refusal
 from torchrelay.orchestrator.http.door import Strangers
-from torchrelay.orchestrator.http.following import READING, RUN_DIR, safe
+from torchrelay.orchestrator.http.following import READING, RUN_DIR
 from torchrelay.orchestrator.http.keys import Keys
 from torchrelay.orchestrator.store.journal import JournalUnavailable
 from torchrelay.orchestrator.store.output import Output

@@ -33,6 +33,7 @@ from msgspec import Struct
 from torchrelay.api.endpoint import FREEZE, LIFTED, RESTART, TOKEN
 from torchrelay.api.shown import LONGEST_MS, Change
 from torchrelay.orchestrator.core.clock import wall_clock_ms
+from torchrelay.orchestrator.core.heirs import safe
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.answers import SERVICE, answer, body_of, job_of, refusal, who_of
 from torchrelay.orchestrator.store.journal import Call, JournalUnavailable, Superseded, Unwritable
@@ -147,6 +148,7 @@ async def post_job(request: web.Request) -> web.Response:
     if known is None:
         what = f"{spec.job}: {spec.world_size} ranks, {spec.spares} spares"
         await journalled(request, JobSubmitted(spec=spec), "submit", what)
+    await safe(service)
     job = service.cluster.jobs[spec.job]
     return answer(view_job(service.scene(), job), 200 if known is not None else 201)
 
@@ -191,7 +193,7 @@ def called(request: web.Request, call: str, what: str) -> Call:
     return Call(wall_ms=wall_clock_ms(), who=who_of(request), call=call, what=what)
 
 
-def noted(request: web.Request, call: str, what: str) -> None:
+async def noted(request: web.Request, call: str, what: str) -> None:
     """Write down a call that leads to no event."""
     try:
         request.app[SERVICE].journal.note(called(request, call, what))
@@ -199,6 +201,7 @@ def noted(request: web.Request, call: str, what: str) -> None:
         raise refusal(web.HTTPBadRequest, str(error)) from error
     except (JournalUnavailable, Superseded) as error:
         raise refusal(web.HTTPServiceUnavailable, str(error)) from error
+    await safe(request.app[SERVICE])
 
 
 class Deed(Struct, frozen=True, kw_only=True):
@@ -210,7 +213,7 @@ class Deed(Struct, frozen=True, kw_only=True):
 
 async def post_audit(request: web.Request) -> web.Response:
     deed = await body_of(request, Deed)
-    noted(request, deed.call, deed.what)
+    await noted(request, deed.call, deed.what)
     return answer({}, 201)
 
 
@@ -334,7 +337,7 @@ async def post_restart(request: web.Request) -> web.Response:
     change = Change(verb="restart-services", applied=False, changes=True, plan=(*lines, "training goes on"))
     if is_dry(request):
         return answer(change)
-    noted(request, "restart-services", what + (" (forced)" if ask.force else ""))
+    await noted(request, "restart-services", what + (" (forced)" if ask.force else ""))
     write_file(service.journal.path.parent / RESTART, msgspec.structs.replace(ask, who=who_of(request)))
     return answer(msgspec.structs.replace(change, applied=True), 202)
 

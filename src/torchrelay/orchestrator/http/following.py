@@ -14,7 +14,6 @@ nothing for `SLOW_S` is cut off, and comes back at its place.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -136,25 +135,6 @@ async def last_lines_told(app: web.Application) -> None:
     """Wait until readers have what was printed last, `LAST_S` at most."""
     if reading := app[READING]:
         await asyncio.wait(list(reading), timeout=LAST_S)
-
-
-# ---------------------------------------------------------------- what may be told
-
-
-async def safe(service: Orchestrator) -> bool:
-    """Wait until no loss of the head can undo what it has heard by now. False: the service has ended before."""
-    if service.heirs is None:
-        return True
-    found: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    service.heirs.when_safe(partial(settle, found))
-    while not found.done() and not service.over:
-        await asyncio.wait((found,), timeout=QUIET_S)
-    return found.done()
-
-
-def settle(found: asyncio.Future[None]) -> None:
-    if not found.done():
-        found.set_result(None)
 
 
 ROUTES = (web.get(HEAD_PATH, get_head), web.get(LINES_PATH, get_lines))

@@ -45,7 +45,6 @@ class Host(Protocol):
     identity: Identity
     agent: AgentConnection
     welcome: Welcome
-    program: Program
 
     @property
     def rank(self) -> Rank: ...
@@ -61,6 +60,12 @@ def found(welcome: Welcome) -> dict[str, Any]:
     return {"all_parked": True} if len(ranks) == welcome.world_size else {"parked": ranks}
 
 
+class Writer(Host, Protocol):
+    """And what it needs to write the rank down."""
+
+    program: Program
+
+
 class WrittenDown:
     """What was written at the safepoint where this worker stands."""
 
@@ -72,7 +77,7 @@ class WrittenDown:
         """Whether this order was obeyed, or could not be."""
         return self._answered == order
 
-    def write(self, session: Host, state: State, order: Park, private: bytes, why_not: str) -> Answer | None:
+    def write(self, session: Writer, state: State, order: Park, private: bytes, why_not: str) -> Answer | None:
         """Write the file. Returns what is to be said, or None if a newer generation has come in between."""
         self.drop()
         begun = time.monotonic()
@@ -106,7 +111,7 @@ class WrittenDown:
             took_ms=1000 * (time.monotonic() - begun),
         )
 
-    def _write(self, session: Host, state: State, order: Park, private: bytes) -> tuple[int, str]:
+    def _write(self, session: Writer, state: State, order: Park, private: bytes) -> tuple[int, str]:
         """Raises OSError, and `_Cut`."""
         folder = Path(order.folder)
         make_folder(folder.parent)
