@@ -2,13 +2,18 @@
 
 One that lives and answers nobody is killed; one that cannot even be killed (it waits for a disk) is left behind: the
 next one takes the journal over. Where somebody else has taken it over, that one is left alone as long as it answers.
+
+The port is the keeper's, which lends it: while no orchestrator runs nobody else can get it. It is mostly one that the
+system has chosen, and the next connection of any process could be given the same, and keep it for a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from torchrelay.api.endpoint import Endpoint, read_endpoint
@@ -57,6 +62,7 @@ class Keeper:
         self._wanted = True
         self._asked = False  # its next end is a restart that somebody asked for
         self._take_over = False
+        self._listener: socket.socket | None = None
         self.endpoint: Endpoint | None = None
         self.trouble: NotPossible | None = None  # why it does not come back, and the code of a run that needs it
 
@@ -89,6 +95,7 @@ class Keeper:
         while True:
             since = loop.time()
             code = await self._end()
+            self._refuse()
             if not self._wanted:
                 return
             if code == SUPERSEDED:
@@ -134,6 +141,7 @@ class Keeper:
                     return await process.wait()
             except TimeoutError:
                 self._take_over = True
+                self._let_go()  # it may listen there still
                 return None
 
     async def _leave_to_another(self) -> None:
@@ -147,25 +155,26 @@ class Keeper:
     async def stop(self, grace_s: float) -> None:
         """Wait for its end, which somebody has asked it for; after `grace_s` kill it."""
         self._wanted = False
-        if self._process is None or self._process.returncode is not None:
-            return
-        try:
-            async with asyncio.timeout(grace_s):
+        if self._process is not None and self._process.returncode is None:
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self._process.wait()
+            except TimeoutError:
+                signal_child(self._process, signal.SIGKILL)
                 await self._process.wait()
-        except TimeoutError:
-            signal_child(self._process, signal.SIGKILL)
-            await self._process.wait()
+        self._let_go()
 
     def expect_end(self) -> None:
         """Its next end is wanted."""
         self._wanted = False
 
     async def _launch(self) -> asyncio.subprocess.Process:
-        port = self._port if self.endpoint is None else int(self.endpoint.url.rpartition(":")[2])
-        port = 0 if self._take_over else port  # the one that was left behind may have it still
+        if self._listener is None:
+            self._listener = bind(self._host, 0 if self._take_over else self._port)
+        held, port = self._listener.fileno(), self._listener.getsockname()[1]
         command = [sys.executable, "-P", "-m", "torchrelay.orchestrator", "--run-dir", str(self._run_dir)]
         command += ["--host", self._host, "--port", str(port), "--kept", *["--take-over"] * self._take_over]
-        command += self._further
+        command += ["--listen", str(held), *self._further]
         if self._tls:
             command.append("--tls")
         if self._inside is not None:
@@ -180,7 +189,20 @@ class Keeper:
                 stderr=words,
                 start_new_session=True,
                 preexec_fn=tethered(),
+                pass_fds=(held,),
             )
+
+    def _refuse(self) -> None:
+        """Nobody listens now: whoever connects is to know at once, and does not wait for the next orchestrator."""
+        if self._listener is not None:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # it is not to be shared
+            with suppress(OSError):  # nobody has ever listened
+                self._listener.shutdown(socket.SHUT_RDWR)
+
+    def _let_go(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     def where(self) -> Endpoint:
         """Of whichever orchestrator wrote last where it is. Raises ValueError if the file is damaged."""
@@ -194,6 +216,34 @@ class Keeper:
         lines = self._words_file().read_text(errors="replace").strip().splitlines()
         said = lines[-1].removeprefix("torchrelay: ") if lines else "it said nothing"
         return said if lines else f"the orchestrator ended; {said}"
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that has this port, or any for 0, and does not listen. Raises `NotPossible`."""
+    try:
+        if port:
+            return bound(host, port)
+        # Linux keeps a port for a socket that does not listen any more only if it was asked for by its number.
+        with bound(host, 0) as found:
+            return bound(host, found.getsockname()[1])
+    except OSError as error:
+        hint = "choose another --port, or 0 for any free one"
+        raise NotPossible(f"port {port} on {host} cannot be used ({error.strerror}): {hint}", CANNOT_START) from error
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family)
+    try:
+        if family == socket.AF_INET6:
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+    except OSError:
+        found.close()
+        raise
+    return found
 
 
 def answers(endpoint: Endpoint | None, held: Path | None = None) -> bool:

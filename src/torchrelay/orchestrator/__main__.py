@@ -80,6 +80,7 @@ def options_of(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tls", action="store_true", help="only with the run's passes, over TLS")
     parser.add_argument("--socket", type=Path, help="a unix socket as well, in a folder of its owner alone")
     parser.add_argument("--take-over", action="store_true", help="although another one holds the journal: it is stuck")
+    parser.add_argument("--listen", type=int, metavar="FD", help="a socket that is bound to that port: see the keeper")
     parser.add_argument("--kept", action="store_true", help="whoever started this one starts it again when it ends")
     parser.add_argument("--journal", default="", metavar="NAME", help="the journal that the run had: no other will do")
     parser.add_argument("--slurm", type=int, metavar="JOB", help="the Slurm job on whose nodes the agents are")
@@ -180,7 +181,8 @@ async def elected(options: argparse.Namespace) -> Head | None:
         raise CannotStart("this machine was started again since: its journal may have lost its end. Others have copies")
     doorway = Doorway(place, known)
     try:
-        async with at_the_door(doorway, options.run_dir, options.host, options.port, options.advertise) as options.port:
+        where = options.host, options.port, options.advertise
+        async with at_the_door(doorway, options.run_dir, *where, held=options.listen) as options.port:
             return await wait_or_give_way(doorway, known, options.run_dir)
     except OSError as error:
         raise port_taken(options, error) from error
@@ -257,7 +259,7 @@ def token_of(run_dir: Path) -> str:
 async def listen(door: Door, options: argparse.Namespace) -> int:
     """Bind the port; returns its number."""
     try:
-        return await door.open(options.host, options.port)
+        return await door.open(options.host, options.port, options.listen)
     except OSError as error:
         raise port_taken(options, error) from error
 

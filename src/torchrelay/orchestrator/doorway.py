@@ -266,11 +266,18 @@ async def send(socket: web.WebSocketResponse, message: ToAgent) -> None:
 
 @asynccontextmanager
 async def at_the_door(
-    doorway: Doorway, run_dir: Path, host: str, port: int, advertise: str = "", *, elsewhere: bool = False
+    doorway: Doorway,
+    run_dir: Path,
+    host: str,
+    port: int,
+    advertise: str = "",
+    *,
+    elsewhere: bool = False,
+    held: int | None = None,
 ) -> AsyncIterator[int]:
     """Listen as long as it does not act; yields the port. Raises OSError, `TrustError`.
 
-    `elsewhere`: another port will do.
+    `elsewhere`: another port will do. `held`: see `Door.open`.
     """
     strangers = Strangers()
     runner = web.AppRunner(doorway.app(Keys.of_passes(run_dir), strangers), access_log=None, shutdown_timeout=1.0)
@@ -279,7 +286,7 @@ async def at_the_door(
     door = Door(runner.server, strangers, server_context(pass_of(run_dir, Role.ORCHESTRATOR)))
     try:
         try:
-            bound = await door.open(host, port)
+            bound = await door.open(host, port, held)
         except OSError:
             if not elsewhere:
                 raise

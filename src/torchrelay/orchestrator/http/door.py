@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import socket
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -26,6 +28,7 @@ SLOW_S = 0.5  # for a handshake, when there is a crowd
 CROWDED_S = 0.002  # between two strangers when they are many: others are to be heard as well
 NO_ROOM_S = 0.2  # before another one is let in, when the process has no descriptor left
 SWEEP_S = 0.5
+BACKLOG = 256
 COMPLAIN_S = 60.0  # between two lines in the log about a crowd
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -89,13 +92,23 @@ class Door:
         self._greeting: dict[asyncio.Task[None], float] = {}  # without a certificate so far, and since when
         self._tasks: list[asyncio.Task[None]] = []
         self._socket: socket.socket | None = None
+        self._held = False
         self._complained_s = -COMPLAIN_S
         self._refused_s: dict[str, float] = {}
 
-    async def open(self, host: str, port: int) -> int:
-        """Listen; returns the port. Raises OSError."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=256)
+    async def open(self, host: str, port: int, held: int | None = None) -> int:
+        """Listen; returns the port. Raises OSError.
+
+        `held`: the descriptor of a socket that whoever started us has bound, and holds while we are away.
+        """
+        if held is None:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        else:
+            self._socket, self._held = socket.socket(fileno=os.dup(held)), True
+            # The ends of its connections linger for a minute: the next run may bind this port in spite of them.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.listen(BACKLOG)
         self._socket.setblocking(False)
         self._tasks = [asyncio.create_task(self._let_in(self._socket)), asyncio.create_task(self._look_after())]
         bound: int = self._socket.getsockname()[1]
@@ -107,6 +120,9 @@ class Door:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._socket is not None:
+            if self._held:  # closing it here does not refuse anybody
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
         self.strangers.make_room(0)
 

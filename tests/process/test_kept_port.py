@@ -1,0 +1,104 @@
+"""The orchestrator's port is held while none runs: whoever binds or connects meanwhile can neither take it nor wait."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import wait_until
+from torchrelay.api.endpoint import Endpoint, read_endpoint
+from torchrelay.client.runs import NotPossible
+from torchrelay.launcher.keeper import Keeper
+
+RESTARTS = 3
+
+
+class Thief(threading.Thread):
+    """Wants the port, as any connection that the system gives it to, and connects to it: until it is told to stop."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self.port = port
+        self.over = threading.Event()
+        self.stolen = self.refused = self.kept_waiting = 0
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            with socket.socket() as thief, suppress(OSError):
+                thief.bind(("127.0.0.1", self.port))
+                self.stolen += 1
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            except (ConnectionRefusedError, ConnectionResetError):
+                self.refused += 1
+            except TimeoutError:
+                self.kept_waiting += 1
+
+
+def folder(run_dir: Path) -> Path:
+    (run_dir / "logs").mkdir(parents=True)
+    return run_dir
+
+
+def another(run_dir: Path, former: Endpoint) -> Endpoint | None:
+    found = read_endpoint(run_dir)
+    return found if found is not None and found.pid != former.pid else None
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_port_stays_the_orchestrators_while_it_is_started_again(host: str, tmp_path: Path) -> None:
+    async def story() -> None:
+        keeper = Keeper(folder(tmp_path), 0, host)
+        first = endpoint = await keeper.start()
+        port = int(first.url.rpartition(":")[2])
+        keeping = asyncio.create_task(keeper.keep())
+        thief = Thief(port)
+        thief.start()
+        for _ in range(RESTARTS):
+            former = endpoint
+            os.kill(former.pid, signal.SIGKILL)
+            endpoint = await asyncio.to_thread(
+                wait_until, "the next one", lambda former=former: another(tmp_path, former), deadline_s=30
+            )
+            assert endpoint.url == first.url
+        thief.over.set()
+        await asyncio.to_thread(thief.join)
+        await asyncio.gather(keeper.stop(0), keeping)
+        if host == "127.0.0.1":
+            assert (thief.stolen, thief.kept_waiting) == (0, 0)
+            assert thief.refused, "they looked while nobody listened"
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass  # the next run may have it at once
+
+    asyncio.run(story())
+
+
+def test_a_port_that_somebody_else_has_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(NotPossible, match=f"port {port} on 127.0.0.1 cannot be used .* choose another --port"):
+            asyncio.run(Keeper(tmp_path, port).start())
+
+
+def test_two_runs_cannot_have_one_port(tmp_path: Path) -> None:
+    """Not even while the orchestrator of the first is away."""
+
+    async def story() -> None:
+        first = Keeper(folder(tmp_path / "first"), 0)
+        endpoint = await first.start()
+        os.kill(endpoint.pid, signal.SIGKILL)
+        first.expect_end()
+        await first.keep()
+        with pytest.raises(NotPossible, match="cannot be used"):
+            await Keeper(tmp_path / "second", int(endpoint.url.rpartition(":")[2])).start()
+        await first.stop(0)
+
+    asyncio.run(story())
