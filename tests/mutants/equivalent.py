@@ -20,6 +20,7 @@ HOLDS_RANK = "who holds a rank of the job is of the job, and has that rank"
 HELD = "all ranks are held in this phase: a loss ends it"
 
 EQUIVALENT: dict[str, str] = {
+    "search:go_on: 8 to 17": "after so many rounds it is the longest either way",
     "boundary:begin_quiesce: replace without boundary=None": "while a job trains there is none: who goes on forgets it",
     (
         "boundary:told_where: job.boundary is not None and seat.ready and (seat.record_of(job.bou... wit"

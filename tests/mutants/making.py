@@ -17,6 +17,7 @@ MODULES = (
     "moves", "parts", "phases", "placing", "policy", "records", "recovery", "replicas", "requests", "rollback",
     "roster", "sharing", "silence", "speech", "stalls", "standing", "state", "stopping", "table", "taints",
     "deafness", "failure_detector", "pulses", "silent_nodes", "wait_for_graph",
+    "appointing", "door", "search",
 )  # fmt: skip
 
 OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from torchrelay.protocol.succession.succession import CopyId, Succession
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.succession.succession import CopyId, Succession, VoterId
 
 
 class Ballot(Struct, frozen=True):
@@ -42,3 +43,17 @@ def promise(ballot: Ballot, lease: int, copy: CopyId) -> tuple[Ballot, bool]:
     if ballot.noted is not None and ballot.noted.lease >= lease:
         return ballot, False  # it is head already
     return msgspec.structs.replace(ballot, promised=lease, promised_to=copy), True
+
+
+def is_bound_elsewhere(ballot: Ballot, lease: int, copy: CopyId) -> bool:
+    """Whether it can never note anything of this lease, as said by this copy's orchestrator, any more."""
+    return ballot.promised > lease or (ballot.promised == lease and ballot.promised_to not in (None, copy))
+
+
+def voter_of(node: NodeId, memory: str) -> VoterId:
+    """The voter that an agent is. `memory`: another one when it has lost what it had promised."""
+    return VoterId(f"{node}/{memory}")
+
+
+def node_of(voter: VoterId) -> NodeId:
+    return NodeId(voter.rpartition("/")[0])
