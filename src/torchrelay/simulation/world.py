@@ -9,6 +9,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -19,9 +20,12 @@ from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.recovery.ending import NO_SPARE, NO_STATE, REFUSED, STOPPED
 from torchrelay.protocol.rules.cluster import Cluster
+from torchrelay.protocol.succession.succession import is_majority
 from torchrelay.simulation.faults import Faults
-from torchrelay.simulation.judge.checks import Violation, check_dates, check_proofs
+from torchrelay.simulation.judge.checks import Reigns, Violation, check_dates, check_proofs
 from torchrelay.simulation.judge.invariants import MANY_MOVES, Checker
+from torchrelay.simulation.machine.agents import Agent
+from torchrelay.simulation.machine.court import Court
 from torchrelay.simulation.machine.machines import Machine
 from torchrelay.simulation.machine.shell import SMALL, Shell
 from torchrelay.simulation.model import script as sc
@@ -30,12 +34,14 @@ from torchrelay.simulation.model.life import Life
 from torchrelay.simulation.model.plans import JOB, Lack, On, Plan, draw, enlarge
 from torchrelay.simulation.model.snapshot_store import Shot
 from torchrelay.simulation.ports import Got
+from torchrelay.simulation.scene import Scene
 from torchrelay.simulation.worker.processes import Process
 from torchrelay.simulation.worker.training import EXIT_CODE, Training
 from torchrelay.simulation.worker.wiring import Wiring
 
 CALM_BOUND_MS = 150_000  # after the faults have ceased, every job has ended within this time
 SETTLE_MS = 4_000  # after a job's end, for its processes to go
+RETURN_MS = 100_000  # ... where agents have to find the head first
 # More actions than any world needs: reaching it means that something goes round in circles.
 MAX_ACTIONS = 400_000
 
@@ -63,12 +69,15 @@ class World:
         self._heap: list[tuple[int, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._number = 0
         self.checker = Checker(self)
-        self.shell = Shell(self)
+        self.reigns = Reigns(self.seen)
+        self.court = None if plan.head is None else Court(self, NodeId(f"node-{plan.head}"))
+        self.shell = Shell(self) if self.court is None else self.court.acting.shell
         self.shell.hear(ev.JobSubmitted(spec=plan.spec))
+        make_agent = partial(Agent, self.shell) if self.court is None else self.court.make_agent
         self.machines: dict[NodeId, Machine] = {}
         for number, slots in enumerate(plan.slots):
             name = NodeId(f"node-{number}")
-            self.machines[name] = Machine(self, self.shell, self.processes, name, slots)
+            self.machines[name] = Machine(self, make_agent, self.processes, name, slots)
         self.faults = Faults(self)
         self.after(plan.calm_ms, self.faults.cease)
 
@@ -96,12 +105,19 @@ class World:
                 break
             self.now = at_ms
             action(*given)
-            if until == bound and self.phase is JobPhase.ENDED:
+            if until == bound and self.phase is JobPhase.ENDED and not self.shell.holds:
                 self.faults.cease()
-                until = min(bound, self.now + SETTLE_MS)
+                until = min(bound, self.now + (SETTLE_MS if self.court is None else RETURN_MS))
+            if until != bound and self.court is not None and not self.left_running():
+                break
         if self._number >= most:
             raise Violation("the world does not come to rest")
         judge(self.checker)
+
+    def left_running(self) -> list[Process]:
+        """Processes that ought to have ended with the job."""
+        living = (each for each in self.processes.values() if each.alive and not each.undying)
+        return [each for each in living if not self.machines[each.node].lost]
 
     # ------------------------------------------------------------ watching
 
@@ -175,6 +191,23 @@ class World:
             self.checker.trains_on(now)
         if was.open_incident is not None and now.open_incident is None:
             self.seen(f"resolution: {now.accounting.incidents[-1].resolution}")
+
+    def came_to(self, phase: str) -> None:
+        """The succession has come to something."""
+        self.tell(f"-- {phase}")
+        self.seen(f"succession: {phase}")
+        self.after(0, self.faults.phase, On.SUCCESSION, phase)
+
+    def lose_power(self, machine: Machine) -> None:
+        """All that runs on a node is gone."""
+        machine.lose_power()
+        if self.court is not None:
+            self.court.lose_power(machine.node)
+
+    def network_changed(self) -> None:
+        """Nodes were cut off, or are back."""
+        if self.court is not None:
+            self.court.network_changed()
 
     def entered(self, phase: WorkerPhase, rank: Rank | None) -> None:
         """A worker's main thread enters a phase."""
@@ -305,7 +338,7 @@ def run_seed(seed: int, *, story: bool = False) -> Result:
 
 def run_large(seed: int, nodes: int, *, story: bool = False) -> Result:
     """The same with so many nodes of eight ranks."""
-    return run_plan(enlarge(draw(seed), nodes), story=story)
+    return run_plan(enlarge(draw(seed, crowned=False), nodes), story=story)
 
 
 __all__ = ["Cause", "Rank", "Result", "World", "run_large", "run_plan", "run_seed"]
@@ -317,11 +350,8 @@ __all__ = ["Cause", "Rank", "Result", "World", "run_large", "run_plan", "run_see
 def judge(checker: Checker) -> None:
     """The end of the job, against what the world did to it."""
     job = checker.world.shell.cluster.jobs[JOB]
-    joined = checker.world.shell.cluster.nodes
-    if job.outcome is None and any(each.lost and each.node not in joined for each in checker.world.machines.values()):
-        return  # it waits for a node that was lost before it had joined
     if job.outcome is None:
-        checker.fail(f"the job has no end: {job.phase} since {job.phase_ms} ms, {job.why}")
+        judge_no_end(checker, job)
         return
     code, reason = job.outcome.code, job.outcome.reason
     if job.moving.named > MANY_MOVES:
@@ -342,9 +372,52 @@ def judge(checker: Checker) -> None:
         checker.fail(f"{lost} steps were made again, with snapshots every {checker.world.plan.snapshots}")
     if Resolution.FELL_BACK in resolutions and not checker.must_lose():
         checker.fail(f"fell back without a cause: {reason}")
-    for process in checker.world.processes.values():
-        if process.alive and not process.undying and not checker.world.machines[process.node].lost:
+    for process in checker.world.left_running():
+        court = checker.world.court
+        if court is None or court.can_find(process.node, court.acting.office):
             checker.fail(f"{process.id} is left running")
+        checker.world.seen("an agent cannot find the head")
+
+
+def judge_no_end(checker: Checker, job: Job) -> None:
+    """There is none: then nobody could make one."""
+    world = checker.world
+    if any(each.lost and each.node not in world.shell.cluster.nodes for each in world.machines.values()):
+        return  # it waits for a node that was lost before it had joined
+    if world.court is None or may_go_on(world, world.court):
+        checker.fail(f"the job has no end: {job.phase} since {job.phase_ms} ms, {job.why}")
+    judge_without_head(checker)
+
+
+def may_go_on(world: Scene, court: Court) -> bool:
+    """Whether a copy lives that counts under all that may be settled, and a majority of the voters of each of that."""
+    living = [machine.node for machine in world.machines.values() if machine.agent is not None]
+    memories = [court.memory_of(node) for node in living]
+    told = [one.ballot.noted for one in memories if one.ballot.settled and one.ballot.noted is not None]
+    known = [office.door.known for office in court.offices.values() if office.door.settled]
+    settled = world.reigns.settled({one.voter for one in memories}, (court.first, *told, *known))
+    newer = world.reigns.newer(settled.order)
+    groups = [settled.voters, *(group for one in newer for group in one.groups)]
+    for office in court.offices.values():
+        whole = all(one.has_copy(office.place.copy) for one in (settled, *newer))
+        voters = {court.memory_of(node).voter for node in living if court.can_find(node, office)}
+        if office.up and whole and all(is_majority(voters, group) for group in groups):
+            return True
+    return False
+
+
+def judge_without_head(checker: Checker) -> None:
+    """Who needs nobody has trained to the end, and who needs an orchestrator has lost its patience."""
+    processes = [each for each in checker.world.processes.values() if not checker.world.machines[each.node].lost]
+    for process in processes:
+        if process.waits_for_orders:
+            checker.fail(f"{process.id} waits for orders for ever")
+    sound = [each.training for each in checker.sound() if each.training.resumed and not each.training.interrupted]
+    if {training.rank for training in sound} == set(range(checker.world.script.ranks)):
+        for training in sound:
+            if not training.finished:
+                checker.fail(f"rank {training.rank} needs nobody, and has not finished")
+    checker.world.seen("nobody acts any more")
 
 
 def _judge_success(checker: Checker) -> None:

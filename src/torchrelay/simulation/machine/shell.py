@@ -6,6 +6,7 @@ agents are back, as in the real one.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
@@ -20,7 +21,7 @@ from torchrelay.protocol.rules.answers import is_repeated
 from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance, orders
 from torchrelay.protocol.rules.standing import StandingOrders
 from torchrelay.simulation.machine.network import Connection
-from torchrelay.simulation.ports import Watched
+from torchrelay.simulation.ports import Copied, Entry, Watched
 
 TICK_MS = 250
 REPEAT_MS = 1_000
@@ -54,10 +55,13 @@ SEQUENCE: dict[Any, int] = {
 class Shell:
     """The orchestrator's process."""
 
-    def __init__(self, world: Watched) -> None:
+    def __init__(self, world: Watched, copied: Copied | None = None, *, up: bool = True) -> None:
         self.world = world
-        self.up = True
-        self.journal: list[tuple[ev.Event, int, bool]] = []
+        self.copied = copied  # None: it is alone, and nothing waits to leave
+        self.up = up
+        self.frozen = False  # its process is stopped
+        self.superseded = False  # another one acts, with a higher lease: what this one does is of no account
+        self.journal: list[Entry] = []
         self.cluster: Cluster = EMPTY
         self.failure_detector = FailureDetector()
         self.standing = StandingOrders()
@@ -67,8 +71,12 @@ class Shell:
         self._told_ms = 0  # of it, what the ledger knows
         self._held_ms: int | None = None  # since when the clock is held
         self._deafness = Deafness()
+        self._stuck = False  # nothing may leave
+        self._returned = False  # the clock is held since it has begun, and everybody is new to it
         self._repeated_ms = 0
-        self._inbox: list[tuple[ev.Event, int, Callable[[], None]]] = []  # with the time of arrival
+        self._inbox: list[tuple[ev.Event, int, Callable[[int], None]]] = []  # with the time of arrival
+        # What may leave when the heirs have so much of the journal.
+        self._outbox: deque[tuple[int, Callable[..., None], tuple[Any, ...]]] = deque()
         self._busy = Random(world.plan.seed ^ 0x10AD)  # apart, so that chance elsewhere stays what it was
         self._busy_ms = self._busy.choice(BUSY_MS)
         self._looked, self._look_every = 0, 1 + world.plan.spec.world_size // SMALL
@@ -92,16 +100,55 @@ class Shell:
         now = self.now_ms
         for number, event in enumerate(events, 1):
             more = number < len(events)
-            self.journal.append((event, now, more))
+            self._write((event, now, more))
             before, self.cluster = self.cluster, advance(self.cluster, event, now, more=more)
             self.failure_detector = forget(self.failure_detector, before, self.cluster)
-            self.world.heard(event, before, self.cluster)
+            if self.superseded:
+                self.world.seen("late: a former head decides")
+            else:
+                self.world.heard(event, before, self.cluster)
         fresh = list(od.singly(self.standing.follow(self.cluster)))
         self._looked += 1
         if self._looked % self._look_every == 0:  # a look at all ranks
             self.world.checker.stands(frozenset(self.standing), orders(self.cluster))
-        self.world.checker.ordered(fresh)
+        if fresh:
+            self._leave(self._ordered, fresh)
         self._send(fresh)
+
+    def _write(self, entry: Entry) -> None:
+        self.journal.append(entry)
+        if self.copied is not None:
+            self.copied.write(entry)
+
+    def _ordered(self, fresh: list[od.Order]) -> None:
+        if not self.superseded:
+            self.world.checker.ordered(fresh)
+
+    def hear_operator(self, event: ev.Event, answered: Callable[[int], None]) -> None:
+        """An operator, or a detector, says something, and is answered when that can be lost no more."""
+        self.hear(event)
+        self._leave(answered, len(self.journal))
+
+    # ------------------------------------------------------------ leaving
+
+    @property
+    def holds(self) -> bool:
+        """Whether something waits to leave."""
+        return bool(self._outbox)
+
+    def _leave(self, action: Callable[..., None], *given: Any) -> None:
+        """Something leaves, when the heirs have all that it depends on."""
+        if self.copied is None:
+            action(*given)
+        else:
+            self._outbox.append((len(self.journal), action, given))
+            self.let_leave()
+
+    def let_leave(self) -> None:
+        """What may leave by now does, in its order."""
+        while self._outbox and self.copied is not None and self._outbox[0][0] <= self.copied.may_leave():
+            _, action, given = self._outbox.popleft()
+            action(*given)
 
     def _own_up(self) -> None:
         """Let the ledger know how long nobody listened, before what was said meanwhile is heard."""
@@ -110,8 +157,8 @@ class Shell:
             self.hear(ev.TimeLeftOut(ms=untold))
             self._told_ms += untold
 
-    def hear_agent(self, connection: Connection, event: ev.Event, written: Callable[[], None]) -> None:
-        """An agent's event arrives. `written` is called when it is in the journal.
+    def hear_agent(self, connection: Connection, event: ev.Event, written: Callable[[int], None]) -> None:
+        """An agent's event arrives. `written` is called when it is in the journal, with how much stands there.
 
         What workers tell is heard together, as much of it as comes while the orchestrator is busy.
         """
@@ -129,6 +176,9 @@ class Shell:
         """Hear what has come by now."""
         if start != self.starts or not self.up or not self._inbox:
             return
+        if self.frozen:
+            self.world.after(TICK_MS, self._take, start)
+            return
         taken, self._inbox = self._inbox, []
         waited = [(ev.age_event(event, self.world.now - at_ms), written) for event, at_ms, written in taken]
         told = [event for event, _ in waited if isinstance(event, ev.WORKERS_TELL)]
@@ -140,7 +190,7 @@ class Shell:
             if not isinstance(event, ev.WORKERS_TELL):  # it came last
                 self.hear(event)
         for _, written in waited:
-            written()
+            self._leave(written, len(self.journal))
 
     def hear_beat(self, connection: Connection, beat: Beat) -> None:
         if not self.up:
@@ -161,6 +211,10 @@ class Shell:
     def _tick(self, start: int) -> None:
         if start != self.starts or not self.up:
             return
+        if self.frozen:
+            self.world.after(TICK_MS, self._tick, start)
+            return
+        self._mind_being_stuck()
         self._release()
         self._mind_silence()
         now = self.now_ms
@@ -177,13 +231,21 @@ class Shell:
 
     def _release(self) -> None:
         """Let the clock go on when all agents are back, or had their time."""
-        if self._held_ms is None or self._deafness.still:
+        if self._held_ms is None or self._deafness.still or self._stuck:
             return
         missing = [name for name, node in self.cluster.nodes.items() if node.alive and name not in self.links]
         if missing and self.world.now - self._held_ms < RETURN_MS:
             return
         self._go_on(self._held_ms)
-        self._listen_anew()
+        if self._returned:
+            self._listen_anew()
+
+    def _mind_being_stuck(self) -> None:
+        """While nothing may leave, nobody can be late: the clock is held as after a start. Who was silent stays so."""
+        stuck = self.copied is not None and self.copied.stuck
+        if stuck and self._held_ms is None:
+            self._held_ms, self._returned = self.world.now, False
+        self._stuck = stuck
 
     def _go_on(self, held_ms: int) -> None:
         self._behind_ms += self.world.now - held_ms
@@ -218,6 +280,8 @@ class Shell:
         self._hear_beat(Beat(node=joined.node, incarnation=joined.incarnation))
         self.hear(joined)
         self._send(self.standing.of_node(joined.node))
+        if self.copied is not None:
+            self.copied.attached()
 
     def detach(self, connection: Connection) -> None:
         node = connection.agent.node
@@ -235,9 +299,9 @@ class Shell:
             if self.world.stormy and self.world.plan.weather.reordered:
                 self.world.chance.shuffle(batch)
                 for order in batch:
-                    link.down(link.agent.obey, (order,))
+                    self._leave(link.down, link.agent.obey, (order,), len(self.journal))
             else:
-                link.down(link.agent.obey, tuple(batch))
+                self._leave(link.down, link.agent.obey, tuple(batch), len(self.journal))
 
     # ------------------------------------------------------------ crash and return
 
@@ -245,6 +309,7 @@ class Shell:
         """The process dies. All connections break; agents try to come back."""
         self.up = False
         self._inbox.clear()
+        self._outbox.clear()
         for connection in list(self.links.values()):
             connection.agent.disconnect()
 
@@ -252,20 +317,34 @@ class Shell:
         """Replay the journal, hold the clock, and wait for the agents."""
         if self.up:
             return
-        cluster = EMPTY
-        for event, at_ms, more in self.journal:
-            cluster = advance(cluster, event, at_ms, more=more)
+        cluster = replay(self.journal)
         self.world.checker.replayed(self.cluster, cluster)
+        self._begin(cluster)
+
+    def succeed(self, journal: Sequence[Entry]) -> None:
+        """Go on with a copy of another's journal."""
+        self.journal = list(journal)
+        self._begin(replay(self.journal))
+
+    def _begin(self, cluster: Cluster) -> None:
         self.cluster, self.failure_detector, self.standing = cluster, FailureDetector(), StandingOrders()
         self.standing.follow(cluster)
         last_ms = self.journal[-1][1] if self.journal else 0
         self._behind_ms = self.world.now - last_ms
         self._told_ms = sum(event.ms for event, _, _ in self.journal if isinstance(event, ev.TimeLeftOut))
-        self._held_ms, self._deafness = self.world.now, Deafness()
+        self._held_ms, self._returned, self._deafness = self.world.now, True, Deafness()
         self.up = True
         self.starts += 1
         self._listen_anew()
         self._tick(self.starts)
+
+
+def replay(journal: Iterable[Entry]) -> Cluster:
+    """What a journal says."""
+    cluster = EMPTY
+    for event, at_ms, more in journal:
+        cluster = advance(cluster, event, at_ms, more=more)
+    return cluster
 
 
 def place_of(order: od.Order) -> tuple[int, str, str]:

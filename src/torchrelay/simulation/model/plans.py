@@ -72,6 +72,11 @@ class FaultKind(StrEnum):
     DOOMED_TARGETS = "targets of moves die while they are prepared, one after the other"
     KILL_OUTGOING = "SIGKILL of a worker that is to leave, or has left"
     FLIP = "a bit flips in what a rank holds"
+    HEAD = "the node of the orchestrator is lost"
+    FROZEN = "the orchestrator's process is stopped, and wakes up"
+    HALVES = "the network is split into two halves"
+    HEIR = "an heir's node is lost"
+    HEIR_PROCESS = "an heir's process ends and returns"
 
 
 class Lack(StrEnum):
@@ -101,6 +106,7 @@ class On(StrEnum):
     TIME = "time"
     JOB = "job's phase"
     WORKER = "worker's phase"
+    SUCCESSION = "what the succession comes to"
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,8 @@ class Plan:
     buddies: int = 1  # nodes that get a copy of each, beside the rank's own
     compares: bool = False  # replicas compare what they hold, in each step
     rack: int = 0  # nodes that are lost at once; only large worlds have racks
+    head: int | None = None  # on which of the nodes the orchestrator begins; None: on none of them
+    roams: bool = False  # agents that have lost it look on all nodes, in the end
 
 
 # How often each kind is drawn. Rare: what ends most jobs, or takes long.
@@ -191,8 +199,8 @@ MOVE_PHASES = (
 )  # fmt: skip
 
 
-def draw(seed: int) -> Plan:
-    """The plan of a seed."""
+def draw(seed: int, *, crowned: bool = True) -> Plan:
+    """The plan of a seed. `crowned`: its orchestrator may have heirs."""
     chance = Random(seed)
     lacks = frozenset(lack for lack, share in LACKS.items() if chance.random() < share)
     ranks = chance.choice((2, 3, 3, 4))
@@ -226,7 +234,7 @@ def draw(seed: int) -> Plan:
         plan = replace(plan, snapshots=aside.choice((0, 1, 2, 3)), buddies=aside.choice((1, 2)))
     if Lack.SLOW in lacks:
         plan = replace(plan, speed=Speed(boot_ms=(500, 9_000), setup_ms=(10, 1_000), replay_ms=(5, 2_000)))
-    return plan
+    return crown(plan) if crowned else plan
 
 
 def draw_deafness(seed: int, ranks: int) -> tuple[Strike, ...]:
@@ -312,7 +320,7 @@ def draw_weather(chance: Random, lacks: frozenset[Lack]) -> Weather:
 def draw_strike(chance: Random, menu: list[FaultKind], ranks: int) -> Strike:
     """One fault of those on the menu, and when it strikes."""
     kind = chance.choices(menu, [KINDS[each] for each in menu])[0]
-    on = chance.choice(tuple(On)) if kind is not FaultKind.KILL_REPLACEMENT else On.JOB
+    on = chance.choice((On.TIME, On.JOB, On.WORKER)) if kind is not FaultKind.KILL_REPLACEMENT else On.JOB
     phase, skip = "", 0
     delay_ms = chance.choice((0, 1, 5, 20, chance.randint(0, 300)))
     if kind is FaultKind.KILL_REPLACEMENT:
@@ -337,6 +345,90 @@ def draw_strike(chance: Random, menu: list[FaultKind], ranks: int) -> Strike:
     if kind in (FaultKind.LONG_SPLIT, FaultKind.AGENT):
         length_ms = 20_000 if kind is FaultKind.LONG_SPLIT else chance.choice((100, 1_000, 5_000))
     return Strike(kind, on, phase, skip, delay_ms, chance.randrange(ranks), length_ms)
+
+
+# ---------------------------------------------------------------- worlds whose orchestrator has heirs
+
+CROWNED = 0.3  # of the worlds
+# Faults of those who act, or may.
+HEADS: dict[FaultKind, int] = {
+    FaultKind.HEAD: 9, FaultKind.ORCHESTRATOR: 4, FaultKind.FROZEN: 5, FaultKind.HALVES: 6, FaultKind.HEIR: 3,
+    FaultKind.HEIR_PROCESS: 2, FaultKind.AGENT: 2,
+}  # fmt: skip
+# What a succession comes to, and how often a strike waits for it.
+COMES_TO: dict[str, int] = {
+    "proposes": 3, "has heirs": 2, "loses an heir": 2, "stands": 4, "elected": 4, "acts": 3, "steps down": 1,
+    "excluded": 1,
+}  # fmt: skip
+
+
+CROWN = frozenset(HEADS) - {FaultKind.ORCHESTRATOR, FaultKind.AGENT}
+
+
+def crown(plan: Plan) -> Plan:
+    """Sometimes the orchestrator is on one of the nodes, and lost with it. Drawn apart: other worlds stay as they were.
+
+    Mostly there are three nodes or more, so that there are heirs; and often there is time to see what comes of it.
+    """
+    aside = Random(plan.seed ^ 0xC0DE)
+    if aside.random() >= CROWNED:
+        return plan
+    nodes = max(len(plan.slots), aside.choice((1, 3, 3, 3, 3, 4, 5, 5)))
+    slots = (*plan.slots, *((1,) * (nodes - len(plan.slots))))
+    script = replace(plan.script, calls=plan.script.calls * aside.choice((1, 1, 2, 4)))
+    kept = plan.strikes if aside.random() < 0.6 else plan.strikes[:1]
+    strikes = tuple(draw_head_strike(aside) for _ in range(aside.choice((1, 1, 2, 2, 3, 6))))
+    roams = aside.random() < 0.5
+    if aside.random() < 0.25:
+        strikes, roams, kept = draw_late_strikes(aside), True, ()
+        script = replace(script, calls=plan.script.calls * 8)
+    stirring = aside.choice((None, None, FaultKind.KILL, FaultKind.KILL, FaultKind.MOVE, FaultKind.DRAIN))
+    if stirring is not None:  # something to strike into
+        asked = Strike(stirring, On.JOB, JobPhase.RUNNING, 0, aside.randint(0, 300), aside.randrange(2), 5_000)
+        strikes = (asked, *strikes)
+    head = aside.randrange(nodes)
+    plan = replace(plan, head=head, roams=roams)
+    plan = replace(plan, slots=slots, script=script, strikes=(*strikes, *kept), calm_ms=30_000)
+    if aside.random() < 0.3:  # elections are slow, and what was said before them comes late
+        late = aside.choice((0.1, 0.5))
+        plan = replace(plan, weather=replace(plan.weather, late=late, late_ms=aside.choice((600, 1_500))))
+    return plan
+
+
+def draw_late_strikes(chance: Random) -> tuple[Strike, ...]:
+    """The head is stopped for a while, and so is who stands meanwhile; the head wakes up, and is lost soon after."""
+    phase = chance.choice((JobPhase.RUNNING, JobPhase.RUNNING, JobPhase.AGREEING))
+    stands = chance.choice(("stands", "stands", "elected"))
+    wakes = chance.choice(("proposes", "has heirs", "steps down", "loses an heir"))
+    strikes = [
+        Strike(FaultKind.FROZEN, On.JOB, phase, 0, chance.randint(0, 300), 1, chance.randint(4_500, 9_000)),
+        Strike(FaultKind.FROZEN, On.SUCCESSION, stands, 0, chance.randint(0, 2), 1, chance.randint(3_000, 15_000)),
+        Strike(FaultKind.HEAD, On.SUCCESSION, wakes, chance.randint(3, 7), chance.randint(0, 60), 1, 40_000),
+    ]
+    if chance.random() < 0.7:
+        strikes.append(Strike(FaultKind.HEIR, On.SUCCESSION, "has heirs", 1, chance.randint(0, 3_000), 1, 40_000))
+    if phase is JobPhase.AGREEING or chance.random() < 0.5:
+        strikes.append(Strike(FaultKind.KILL, On.JOB, JobPhase.RUNNING, 0, chance.randint(0, 200)))
+    return tuple(strikes)
+
+
+def draw_head_strike(chance: Random) -> Strike:
+    """One fault of a head or an heir: while the job recovers or moves, during a succession, or at any time."""
+    kind = chance.choices(list(HEADS), list(HEADS.values()))[0]
+    on = chance.choice((On.JOB, On.JOB, On.TIME, On.SUCCESSION))
+    phase, skip = "", 0
+    delay_ms = chance.choice((0, 0, 1, 5, 20, chance.randint(0, 300)))
+    if on is On.JOB:
+        phase = chance.choices(list(PHASES), list(PHASES.values()))[0]
+        skip = chance.choice((0, 1, 1)) if phase in (JobPhase.RECONFIGURING, JobPhase.RESUMING) else 0
+        delay_ms = chance.randint(0, 900) if phase is JobPhase.RUNNING else delay_ms
+    elif on is On.SUCCESSION:
+        phase = chance.choices(list(COMES_TO), list(COMES_TO.values()))[0]
+        skip = chance.choice((0, 0, 1)) if phase not in ("proposes", "has heirs") else chance.randint(0, 5)
+    else:
+        delay_ms = chance.choice((chance.randint(0, 600), chance.randint(0, 8_000)))
+    length_ms = chance.choice((50, 1_000, 3_000, 6_000, 12_000, 40_000))
+    return Strike(kind, on, phase, skip, delay_ms, chance.randrange(64), length_ms)
 
 
 # ---------------------------------------------------------------- large worlds
@@ -366,11 +458,12 @@ def enlarge(plan: Plan, nodes: int) -> Plan:
     script = replace(plan.script, shards=shards)
     if script.error is not None and script.error.rank is not None:
         script = replace(script, error=replace(script.error, rank=Rank(script.error.rank * (ranks // 4))))
-    strikes = tuple(replace(one, rank=one.rank * (ranks // 4)) for one in plan.strikes)
+    small = (one for one in plan.strikes if one.on is not On.SUCCESSION and one.kind not in CROWN)
+    strikes = tuple(replace(one, rank=one.rank * (ranks // 4)) for one in small)
     if alike and spare_nodes:
         strikes = (lose_rack(aside, nodes, lost), *strikes)
     slots = (SLOTS,) * (nodes + spare_nodes)
-    return replace(plan, spec=spec, slots=slots, script=script, strikes=strikes, rack=lost)
+    return replace(plan, spec=spec, slots=slots, script=script, strikes=strikes, rack=lost, head=None)
 
 
 def lose_rack(chance: Random, nodes: int, lost: int) -> Strike:
