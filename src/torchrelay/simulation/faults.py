@@ -232,7 +232,7 @@ def corrupt(world: Struck, strike: Strike) -> bool:
 def crash_agent(world: Struck, strike: Strike) -> bool:
     machine = machine_of(world, strike)
     world.checker.broke()
-    if strike.length_ms > NEVER_RETURNS_MS:
+    if strike.length_ms >= NEVER_RETURNS_MS and world.court is not None:
         world.checker.shake()
     machine.crash_agent()
     world.after(strike.length_ms, machine.start_agent)

@@ -90,6 +90,7 @@ class Office:
         self.line: Line | None = None  # to the head
         self.head_says_so = False  # that it acts
         self.held = 0  # the newest part of the head's that it has
+        self._frozen_ms = 0
         self._repeated_ms = self.world.now
         self.world.after(TICK_MS, self.tick, 0)
 
@@ -144,8 +145,12 @@ class Office:
     def freeze(self, frozen: bool) -> None:
         """Its process is stopped, or goes on and reads what came meanwhile."""
         self.frozen = frozen
-        if self.shell is not None:
-            self.shell.frozen = frozen
+        if frozen:
+            self._frozen_ms = self.world.now
+        if self.shell is not None and frozen:
+            self.shell.frozen = True
+        elif self.shell is not None:
+            self.shell.wake_up(self._frozen_ms)
         if frozen:
             self._unread = [visit.connection for visit in self.visitors.values()]
         unread = list(self._unread)

@@ -247,6 +247,12 @@ class Shell:
             self._held_ms, self._returned = self.world.now, False
         self._stuck = stuck
 
+    def wake_up(self, since_ms: int) -> None:
+        """Its process was stopped since then: that time is left out, as the real clock does."""
+        self.frozen = False
+        if self._held_ms is None:
+            self._held_ms, self._returned = since_ms, True
+
     def _go_on(self, held_ms: int) -> None:
         self._behind_ms += self.world.now - held_ms
         self._held_ms = None
