@@ -83,7 +83,9 @@ class Connection:
 
     def flow(self) -> None:
         """What was not read is read, whoever has hung up since; what was held up arrives, in its order."""
-        unread, self._unread = self._unread, []
+        unread: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        if not self.deaf:
+            unread, self._unread = self._unread, []
         for receive, given in unread:
             receive(*given)
         stalled, self._stalled = self._stalled, []
