@@ -343,6 +343,7 @@ class Agent:
             silent=self._whereabouts.silent,
             may_move=lambda: self._whereabouts.may_move,
             handshake_s=lambda: self._whereabouts.handshake_s,
+            door_s=lambda: self._whereabouts.door_s,
         )
 
     def _forwarder(self) -> Forwarder | None:

@@ -47,7 +47,6 @@ HANDSHAKE_S = 5.0
 # A peer that answers no ping for half of this is gone, although its connection says otherwise.
 PING_S = 10.0
 PINGED_BEATS = 4  # the same in beats, where another orchestrator may take its place
-DOOR_S = 5.0  # how long to wait at the door of one that may become head
 UNIX = "unix:"  # in place of a URL: the path of a socket
 UNAUTHORIZED = (401, 403)
 MOST_OUTPUT = 64  # frames of output that wait to be sent, before no more are made
@@ -115,6 +114,7 @@ class Uplink:
     silent      is called when nothing came back from where an orchestrator may be
     may_move    whether another orchestrator may take this one's place
     handshake_s  how long an orchestrator may take to answer
+    door_s      how long to wait where one may become head
     """
 
     def __init__(
@@ -133,12 +133,13 @@ class Uplink:
         silent: Callable[[], None] = lambda: None,
         may_move: Callable[[], bool] = lambda: False,
         handshake_s: Callable[[], float] = lambda: HANDSHAKE_S,
+        door_s: Callable[[], float] = lambda: HANDSHAKE_S,
     ) -> None:
         self._vote = vote
         self._found = found
         self._silent = silent
         self._may_move = may_move
-        self._handshake_s = handshake_s
+        self._handshake_s, self._door_s = handshake_s, door_s
         self._heard = 0  # frames
         self._votes: deque[Vote] = deque()
         self._where = where
@@ -257,7 +258,7 @@ class Uplink:
             resume_soon(socket.get_extra_info("socket"))
             await socket.send_bytes(encode(self._attach()))
             self._votes.clear()
-            async with asyncio.timeout(HANDSHAKE_S if self._vote is None else DOOR_S):
+            async with asyncio.timeout(HANDSHAKE_S if self._vote is None else self._door_s()):
                 first = await self._wait_at_the_door(socket)
             if isinstance(first, Refused):
                 raise Rejected(first.reason)
