@@ -27,7 +27,7 @@ from torchrelay.agent.workers.forks import Ended
 from torchrelay.protocol.health.pulses import Sample
 from torchrelay.protocol.messages.events import WorkerSeen
 from torchrelay.protocol.messages.ids import NodeId
-from torchrelay.protocol.succession.search import Search, answer_ms, door_ms, hear_nothing, look, may_move
+from torchrelay.protocol.succession.search import Search, answer_ms, door_ms, hear_known, hear_nothing, look, may_move
 from torchrelay.protocol.succession.succession import Succession, VoterId
 from torchrelay.protocol.succession.voter import Ballot, in_short, note, promise
 from torchrelay.wire.files.alone import FILE, WRITE_S, Alone, Lone, write_alone
@@ -220,6 +220,10 @@ class Whereabouts:
     def found(self) -> None:
         """It was where it was looked for."""
         self._search = Search()
+
+    def told(self, known: Succession) -> None:
+        """Who waits there knows of this one."""
+        self._search = hear_known(self._search, known)
 
     def silent(self) -> None:
         """There was no answer at all: neither it, nor its machine."""

@@ -16,6 +16,7 @@ import aiohttp
 from torchrelay.agent.allegiance import Allegiance
 from torchrelay.protocol.health.pulses import Beat
 from torchrelay.protocol.messages.events import Event, OnceRecorded, RecordKept, WorkerExited, WorkerReady, age_event
+from torchrelay.protocol.succession.succession import Succession
 from torchrelay.wire.messages.channel import (
     AGENT_PATH,
     Ack,
@@ -25,6 +26,7 @@ from torchrelay.wire.messages.channel import (
     BeatFrame,
     EventFrame,
     EventsFrame,
+    Known,
     NetworkFrame,
     Note,
     OrderFrame,
@@ -112,6 +114,7 @@ class Uplink:
     vote        answers a head that proposes, and a candidate that asks; None: this agent is no voter
     found       is called when an orchestrator has welcomed us
     silent      is called when nothing came back from where an orchestrator may be
+    told        is called with what is known where nobody acts
     may_move    whether another orchestrator may take this one's place
     handshake_s  how long an orchestrator may take to answer
     door_s      how long to wait where one may become head
@@ -131,13 +134,14 @@ class Uplink:
         vote: Callable[[Note | Ask], Vote] | None = None,
         found: Callable[[], None] = lambda: None,
         silent: Callable[[], None] = lambda: None,
+        told: Callable[[Succession], None] = lambda _: None,
         may_move: Callable[[], bool] = lambda: False,
         handshake_s: Callable[[], float] = lambda: HANDSHAKE_S,
         door_s: Callable[[], float] = lambda: HANDSHAKE_S,
     ) -> None:
         self._vote = vote
         self._found = found
-        self._silent = silent
+        self._silent, self._told = silent, told
         self._may_move = may_move
         self._handshake_s, self._door_s = handshake_s, door_s
         self._heard = 0  # frames
@@ -288,8 +292,10 @@ class Uplink:
 
     async def _wait_at_the_door(self, socket: aiohttp.ClientWebSocketResponse) -> ToAgent:
         """The first message that is no question of a candidate, or of a head that has not begun to act."""
-        while isinstance(message := await self._receive(socket), Note | Ask):
-            if self._vote is not None:
+        while isinstance(message := await self._receive(socket), Note | Ask | Known):
+            if isinstance(message, Known):
+                self._told(message.succession)
+            elif self._vote is not None:
                 await socket.send_bytes(encode(self._vote(message)))
         return message
 

@@ -37,6 +37,7 @@ from torchrelay.wire.messages.channel import (
     AGENT_PATH,
     Ask,
     Attach,
+    Known,
     Note,
     Refused,
     ToAgent,
@@ -225,6 +226,7 @@ class Doorway:
         self._changed.set()
         if self.follows:  # the head is heard: unless a majority comes, this one had better go back to it
             asyncio.get_running_loop().call_later(GATHER_S, self._send_back, voter, socket)
+        self._send(socket, Known(self._door.known))
         question = self._question()
         if question is not None:
             self._send(socket, question)

@@ -9,6 +9,7 @@ from torchrelay.protocol.messages.ids import Rank
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.simulation.head_faults import (
     NEVER_RETURNS_MS,
+    SHORT_MS,
     calm,
     crash,
     end_heir,
@@ -24,7 +25,6 @@ from torchrelay.simulation.model.plans import FaultKind, On, Strike
 from torchrelay.simulation.operators import Struck, cancel, freeze, machine_of, move, park, taint
 from torchrelay.simulation.worker.processes import Process
 
-SHORT_MS = 2_000  # less than any deadline
 NEVER_RECONFIGURES = 60  # attempts, of all ranks together: more than any budget of generations
 
 

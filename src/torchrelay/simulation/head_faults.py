@@ -8,6 +8,7 @@ from torchrelay.simulation.model.plans import On, Strike
 from torchrelay.simulation.operators import Struck
 
 NEVER_RETURNS_MS = 5_000  # a node that is lost for so long does not return at all
+SHORT_MS = 2_000  # less than any deadline
 APART_MS = 3_000  # the nodes of one half come back within this time, in any order
 
 
@@ -79,10 +80,20 @@ def split_in_halves(world: Struck, strike: Strike) -> bool:
     chance = world.court.chance
     cut = chance.sample(sorted(world.machines), chance.randint(1, len(world.machines) - 1))
     world.court.split(cut, lines_hold=strike.rank % 4 == 0)
+    if strike.length_ms > SHORT_MS:
+        give_up_who_is_apart(world)
     apart_ms = chance.choice((0, APART_MS))
     for node in cut:
         world.after(strike.length_ms + chance.randint(0, apart_ms), world.court.rejoin, node)
     return True
+
+
+def give_up_who_is_apart(world: Struck) -> None:
+    """Whoever acts may give up the nodes that it does not reach, before they are back."""
+    court = world.court
+    for machine in world.machines.values():
+        if court is not None and not court.reaches(court.acting.office.node, machine.node):
+            world.checker.node_gone(machine)
 
 
 def calm(world: Struck) -> None:

@@ -17,6 +17,7 @@ from torchrelay.simulation.model.plans import JOB, FaultKind, Strike
 from torchrelay.simulation.scene import Scene
 
 ASKED_AGAIN_MS = 500
+AGAIN_MS = 5_000
 
 
 def cancel(world: Struck, strike: Strike) -> bool:
@@ -121,7 +122,17 @@ def freeze(world: Struck, strike: Strike) -> bool:
     """What fails while the job is frozen ends it, as without us."""
     world.checker.causes.add(Cause.FROZEN)
     world.after(strike.length_ms, say, world, ev.FreezeCleared(source="operator"))
+    if world.court is not None:
+        world.after(strike.length_ms + AGAIN_MS, lift, world)
     return say(world, ev.FreezeSet(source="operator", reason="audit"))
+
+
+def lift(world: Struck) -> None:
+    """A freeze that nobody had answered may have been said again after it was to be over."""
+    if not world.over:
+        if world.shell.cluster.freezes:
+            say(world, ev.FreezeCleared(source="operator"))
+        world.after(AGAIN_MS, lift, world)
 
 
 # ---------------------------------------------------------------- the world that is struck

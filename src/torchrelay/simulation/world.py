@@ -20,6 +20,7 @@ from torchrelay.protocol.messages.orders import Park, Restore, Source
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.rules.cluster import Cluster
 from torchrelay.simulation.faults import Faults
+from torchrelay.simulation.head_faults import give_up_who_is_apart
 from torchrelay.simulation.judge.checks import Reigns, Violation, check_dates, check_proofs
 from torchrelay.simulation.judge.ending import judge
 from torchrelay.simulation.judge.invariants import Checker
@@ -211,7 +212,7 @@ class World:
         if (old.starts, old.restarts) != (new.starts, new.restarts):
             self.checker.once.clear()  # all begin anew, and do again what was done once
             self.checker.furthest = START
-        if isinstance(event, ev.OnceRecorded) and event.restarts == now.attempts.restarts:
+        elif isinstance(event, ev.OnceRecorded) and event.restarts == now.attempts.restarts:
             self.checker.once.setdefault(event.rank, event.value)
         check_dates(self, event, after.now_ms, was, now)
         self.seen(f"event: {type(event).__name__} in {now.phase}")
@@ -259,6 +260,8 @@ class World:
         """The succession has come to something."""
         self.tell(f"-- {phase}")
         self.seen(f"succession: {phase}")
+        if phase == "acts":
+            give_up_who_is_apart(self)
         self.after(0, self.faults.phase, On.SUCCESSION, phase)
 
     def lose_power(self, machine: Machine) -> None:

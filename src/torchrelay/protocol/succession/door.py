@@ -63,10 +63,17 @@ def learn(door: Door, known: Succession) -> Door:
 
 
 def may_stand(door: Door) -> bool:
-    """Whether it is to ask for a lease now, for the first time or anew as nothing has come of it so far."""
-    known = door.known
-    alone = not known.voters and known.head.copy != door.place.copy  # an heir of a head that asks nobody
-    return door.head is None and door.excluded is None and not alone and is_majority(door.here, known.voters)
+    """Whether it is to ask for a lease now, for the first time or anew as nothing has come of it so far.
+
+    What it knows of may never be settled: then those decide who were voters before. Where there are none, only the head
+    itself acts again.
+    """
+    if door.head is not None or door.excluded is not None:
+        return False
+    groups = [group for group in door.known.groups if group]
+    if not groups:
+        return door.known.head.copy == door.place.copy
+    return any(is_majority(door.here, group) for group in groups)
 
 
 def stand(door: Door) -> Door:

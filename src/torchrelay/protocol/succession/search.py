@@ -18,7 +18,6 @@ SILENT_TRIES = 2
 # How long a handshake may take: the longer the more agents come at once, by so much for each.
 LEAST_MS, EACH_MS, MOST_MS = 1_000, 10, 5_000
 DOOR_MS = 5_000  # how long to wait at the door of one that may become head
-MOST_DOUBLED = 2  # times, at the door of the first heir
 
 
 class Search(Struct, frozen=True):
@@ -27,16 +26,25 @@ class Search(Struct, frozen=True):
     away_since_ms  when it was first looked for; None: it is there
     silent         tries to which nothing came back
     tried          how many places were tried since nobody waits for it any more
+    told           the newest succession that somebody at a door knew of: what was noted last may be older
     """
 
     away_since_ms: int | None = None
     silent: int = 0
     tried: int = 0
+    told: Succession | None = None
 
 
 def hear_nothing(search: Search) -> Search:
     """Nothing came back: neither from it, nor from its machine."""
     return msgspec.structs.replace(search, silent=search.silent + 1)
+
+
+def hear_known(search: Search, known: Succession) -> Search:
+    """Who waits at a door is told what is known there."""
+    if search.told is not None and known.order <= search.told.order:
+        return search
+    return msgspec.structs.replace(search, told=known)
 
 
 def may_move(noted: Succession | None) -> bool:
@@ -60,7 +68,7 @@ def look(search: Search, noted: Succession | None, now_ms: int) -> tuple[Search,
     assert search.away_since_ms is not None, "it was set just now"
     if search.silent < SILENT_TRIES and now_ms - search.away_since_ms < PATIENCE_MS:
         return search, noted.head.url
-    others = others_than_head(noted)
+    others = others_than_head(search, noted)
     tried = search.tried + 1
     search = msgspec.structs.replace(search, tried=tried)
     if not others or tried % 2 == 0:  # it may be well again
@@ -68,12 +76,14 @@ def look(search: Search, noted: Succession | None, now_ms: int) -> tuple[Search,
     return search, others[tried // 2 % len(others)]
 
 
-def others_than_head(noted: Succession) -> list[str]:
-    """Where else somebody may be head, or become it.
+def others_than_head(search: Search, noted: Succession) -> list[str]:
+    """Where else somebody may be head, or become it: by the newest succession first.
 
     What was noted may never have been settled: then whoever was head or heir before is, or will be.
     """
-    places = [place for each in noted.chain for place in (*each.heirs, each.head)]
+    chain = noted.chain if search.told is None else (*search.told.chain, *noted.chain)
+    newest = sorted(chain, key=lambda each: each.order, reverse=True)
+    places = [place for each in newest for place in (*each.heirs, each.head)]
     return [url for url in dict.fromkeys(place.url for place in places) if url and url != noted.head.url]
 
 
@@ -83,9 +93,9 @@ def door_ms(search: Search, noted: Succession | None, url: str, chance: float) -
     At first all come together. If nothing has come of that, they are at several doors, and would go round for ever
     without a majority at one. So each waits for a time of its own, and longest at the first of the heirs.
     """
-    others = [] if noted is None else others_than_head(noted)
+    others = [] if noted is None else others_than_head(search, noted)
     rounds = search.tried // max(1, 2 * len(others))
     if not rounds:
         return DOOR_MS
-    most_ms = DOOR_MS << min(rounds, MOST_DOUBLED) if others[:1] == [url] else DOOR_MS
+    most_ms = 2 * DOOR_MS if others[:1] == [url] else DOOR_MS
     return round(most_ms * (0.5 + chance))

@@ -32,8 +32,8 @@ def judge(checker: Checker) -> None:
         _judge_success(checker)
     else:
         _judge_failure(checker, code, reason)
-    if Resolution.ROLLED_BACK in resolutions and not checker.unheld:
-        checker.fail("all went back to a snapshot, and every shard had a holder")
+    if Resolution.ROLLED_BACK in resolutions and not checker.may_roll:
+        checker.fail("all went back to a snapshot, and nothing was lost")
     lost = max(incident.lost for incident in job.accounting.incidents) if job.accounting.incidents else 0
     if lost > checker.world.plan.snapshots and not checker.node_was_lost:
         checker.fail(f"{lost} steps were made again, with snapshots every {checker.world.plan.snapshots}")
@@ -41,7 +41,8 @@ def judge(checker: Checker) -> None:
         checker.fail(f"fell back without a cause: {reason}")
     for process in checker.world.left_running():
         court = checker.world.court
-        if court is None or court.can_find(process.node, court.acting.office):
+        found = court is None or court.can_find(process.node, court.acting.office)
+        if found and (court is None or may_go_on(checker.world, court)):
             checker.fail(f"{process.id} is left running")
         checker.world.seen("an agent cannot find the head")
 
@@ -107,7 +108,9 @@ def _judge_failure(checker: Checker, code: int, reason: str) -> None:
             just = Cause.UNDYING in causes or checker.node_was_lost or not spare_capacity
         case c if c == NO_STATE:
             just = bool(causes - {Cause.SCRIPT, Cause.TWICE, Cause.REFUSED, Cause.CANCELLED})
-            just = just or (checker.world.plan.apart and checker.struck)  # a rank's file is where no rank is any more
+            just = just or (Cause.SCRIPT in causes and checker.node_was_lost)  # with a rank that had not said so yet
+            late = checker.struck or Lack.SLOW in checker.world.plan.lacks
+            just = just or (checker.world.plan.apart and late)  # a rank's file is where no rank is any more, or yet
         case c if c == REFUSED:
             just = Cause.REFUSED in causes
         case c if c == STOPPED:

@@ -148,7 +148,12 @@ class Checker:
     def rolling(self) -> bool:
         """Whether all ranks go back to a snapshot, as they must."""
         job = self.world.job
-        return job is not None and (self.unheld or job.resuming) and job.rollback.point is not None
+        return job is not None and (self.may_roll or job.resuming) and job.rollback.point is not None
+
+    @property
+    def may_roll(self) -> bool:
+        """Whether something was lost that only snapshots have: a shard, or a rank's private state."""
+        return self.unheld or Cause.NODE in self.causes
 
     def weigh_victims(self) -> None:
         """They may have woken up and trained on before they were found; or the last of their shard has left since."""

@@ -166,7 +166,7 @@ class Agent:
         self._retry(connection)
 
     def _joined(self) -> ev.NodeJoined:
-        workers = [process.seen() for process in self.machine.processes.values() if process.greeted]
+        workers = [process.seen() for process in self.machine.processes.values()]
         workers += self._ended_seen()
         return ev.NodeJoined(
             node=self.node, incarnation=self.incarnation, slots=self.machine.slots, workers=tuple(workers)
@@ -358,6 +358,11 @@ class VotingAgent(Agent):
         super()._beat()
 
     # ------------------------------------------------------------ what it is asked
+
+    def hear_known(self, connection: Connection, known: Succession) -> None:
+        """Where nobody acts, this is known."""
+        if connection is self.connection and not self.attached:
+            self.search = searching.hear_known(self.search, known)
 
     def hear_ask(self, connection: Connection, lease: int, copy: CopyId) -> None:
         """A candidate asks for a promise. It is on the disk before the answer leaves."""

@@ -117,11 +117,16 @@ class Court:
         return office.reign.lease if office is not None and isinstance(office.reign, Reign) else 0
 
     def can_find(self, node: NodeId, office: Office) -> bool:
-        """Whether the agent of a node looks for the head there, sooner or later."""
+        """Whether the agent of a node looks for the head there, sooner or later: by what it is told at doors, too."""
         noted = self.memory_of(node).ballot.noted
-        if noted is None:
-            return office.place.url == self.first.head.url
-        return any(place.url == office.place.url for one in noted.chain for place in (one.head, *one.heirs))
+        chain = [self.first] if noted is None else list(noted.chain)
+        urls = [place.url for one in chain for place in (one.head, *one.heirs)]
+        for url in urls:
+            there = None if noted is None else self.office_at(url)
+            if there is not None:
+                told = [place.url for one in there.known.chain for place in (one.head, *one.heirs)]
+                urls += [each for each in told if each not in urls]
+        return office.place.url in urls
 
     def appoint(self, node: NodeId, order: Appoint, url: str) -> None:
         """The agent of a node starts an heir, in place of whatever it has started before."""
@@ -140,10 +145,15 @@ class Court:
         if head is None or not isinstance(head.reign, Reign):
             return
         heir = Office(self, Place(node, order.copy, f"{node}/heir"), head.known, kept=False)
-        if head.reign.join(heir, order.key):
-            self.offices[heir.place.url] = heir
-        else:
+        if not head.reign.join(heir, order.key):
             heir.up = False
+
+    def open(self, office: Office) -> None:
+        """It has the whole journal, and listens from now on."""
+        if self._appointed.get(office.node) == office.place.copy:
+            self.offices[office.place.url] = office
+        else:
+            office.kill()
 
     def lose_power(self, node: NodeId) -> None:
         """A node's processes are gone, and what its agents have noted and promised."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from torchrelay.simulation.ports import Timeline
 
 RETRY_MS = 50
+SLOW_MS = (0, 0, 0, 100, 1_000)  # how long an heir may take to write what it is given, for as long as there are faults
 
 
 class End(Protocol):
@@ -34,6 +35,7 @@ class Line:
         self.above, self.below = above, below
         self.passes = passes
         self.closed = False
+        self.slow_ms = chance.choice(SLOW_MS)
         self._ways: dict[bool, deque[tuple[int, Callable[..., None], tuple[Any, ...]]]] = {
             True: deque(),
             False: deque(),
@@ -60,6 +62,8 @@ class Line:
             return
         way = self._ways[up]
         latency_ms = self.chance.randint(*self.world.plan.weather.latency_ms)
+        if self.world.stormy and not up:
+            latency_ms += self.chance.randint(0, self.slow_ms)
         at_ms = max(self.world.now + latency_ms, way[-1][0] if way else 0)
         way.append((at_ms, receive, given))
         if len(way) == 1:

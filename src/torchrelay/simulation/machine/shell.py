@@ -119,8 +119,10 @@ class Shell:
         self._send(fresh)
 
     def _ordered(self, fresh: list[od.Order]) -> None:
+        """Orders leave. If heirs were waited for, some may not stand any more."""
         if not self.superseded:
-            self.world.checker.ordered(fresh)
+            standing = frozenset(self.standing)
+            self.world.checker.ordered([order for order in fresh if order in standing])
 
     def hear_operator(self, event: ev.Event, answered: Callable[[int], None]) -> None:
         """An operator, or a detector, says something, and is answered when that can be lost no more."""
