@@ -8,29 +8,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from tests.support.crowned import contested, crowned
+from tests.support.crowned import contested, crowned, outvoted
 from torchrelay.orchestrator.core import heirs
 from torchrelay.orchestrator.core.heirs import HeirPort, Heirs
 from torchrelay.protocol.model.job import BEFORE_CUTOVER, RECOVERING, JobPhase
 from torchrelay.protocol.succession import candidate, head, succession, voter
 from torchrelay.protocol.succession import door as doors
 from torchrelay.protocol.succession.candidate import Elected, Excluded, Verdict
-from torchrelay.protocol.succession.door import Door
 from torchrelay.protocol.succession.head import Head
 from torchrelay.protocol.succession.succession import CopyId, Succession, VoterId
 from torchrelay.protocol.succession.voter import Ballot
-from torchrelay.simulation.machine.agents import VotingAgent
 from torchrelay.simulation.machine.network import Connection
 from torchrelay.simulation.machine.offices import Office
 from torchrelay.simulation.machine.shell import Shell
 from torchrelay.simulation.model.plans import FaultKind, On, Plan, Strike
-from torchrelay.simulation.world import run_plan
-from torchrelay.wire.messages.channel import Vote
+from torchrelay.simulation.world import run_plan, run_seed
 
 
 def run_all(plans: Iterable[Plan]) -> Counter[str]:
@@ -161,20 +159,6 @@ def a_head_that_acts_again_and_asks_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Office, "restart", restart)
 
 
-def a_head_that_forgets_what_it_has_asked_for(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Office, "asked", property(lambda _: 0, lambda *_: None))
-
-
-def a_door_where_a_lease_is_used_again(patch: pytest.MonkeyPatch) -> None:
-    real = doors.hear_whether_noted
-
-    def hear(door: Door, elected: Head, voter: VoterId, ballot: Ballot) -> Door:
-        after = real(door, elected, voter, ballot)
-        return after if after.head is not None else structs.replace(after, candidacy=door.candidacy)
-
-    patch.setattr(doors, "hear_whether_noted", hear)
-
-
 def voters_that_forget_what_they_noted(patch: pytest.MonkeyPatch) -> None:
     real = voter.note
 
@@ -185,14 +169,11 @@ def voters_that_forget_what_they_noted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(voter, "note", note)
 
 
-def voters_that_forget_what_they_promised(patch: pytest.MonkeyPatch) -> None:
-    def hear_ask(self: VotingAgent, connection: Connection, lease: int, copy: CopyId) -> None:
-        if connection is self.connection and self.office is not None:
-            ballot, granted = voter.promise(self.memory.ballot, lease, copy)
-            vote = Vote(voter=self.memory.voter, granted=granted, ballot=ballot)
-            connection.up(self.office.hear_vote, connection, vote)
+def voters_that_promise_everybody(patch: pytest.MonkeyPatch) -> None:
+    def promise(ballot: Ballot, lease: int, copy: CopyId) -> tuple[Ballot, bool]:
+        return structs.replace(ballot, promised=max(lease, ballot.promised), promised_to=copy), True
 
-    patch.setattr(VotingAgent, "hear_ask", hear_ask)
+    patch.setattr(voter, "promise", promise)
 
 
 def an_heir_that_stands_and_copies_on(patch: pytest.MonkeyPatch) -> None:
@@ -217,32 +198,56 @@ def time_that_goes_on_while_heirs_are_waited_for(patch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("broken", "told", "seeds"),
+    ("broken", "told", "plans"),
     [
-        (orders_that_leave_at_once, "", range(400)),
-        (acknowledgements_that_leave_at_once, "have had effects", range(400)),
-        (heirs_that_nobody_waits_for, "have had effects", range(400)),
-        (a_head_that_goes_on_without_a_lost_heir, "does not know why", range(600)),
-        (heirs_that_count_no_more_when_it_is_proposed, "does not know why", range(600)),
-        (heirs_whose_copies_are_not_whole, "have had effects", range(3_000, 4_000)),
-        (a_minority_that_settles, "does not know why", range(600)),
-        (a_minority_that_elects, "two successions are numbered", range(400)),
-        (an_excluded_heir_that_wins, "have had effects", range(600)),
-        (a_head_that_acts_again_and_asks_nobody, "and so does", range(600)),
-        (voters_that_forget_what_they_noted, "have had effects", range(800)),
-        (voters_that_forget_what_they_promised, "two successions are numbered", range(500, 800)),
-        (an_heir_that_stands_and_copies_on, "does not know why", range(700, 1_300)),
-        (any_copy_that_counts, "", range(600)),
-        (time_that_goes_on_while_heirs_are_waited_for, "", range(600)),
-        (a_head_that_forgets_what_it_has_asked_for, "", range(600)),
-        (a_door_where_a_lease_is_used_again, "", range(600)),
+        (orders_that_leave_at_once, "", partial(crowned, range(400))),
+        (acknowledgements_that_leave_at_once, "have had effects", partial(crowned, range(400))),
+        (heirs_that_nobody_waits_for, "have had effects", partial(crowned, range(400))),
+        (a_head_that_goes_on_without_a_lost_heir, "two successions are numbered", partial(crowned, range(600))),
+        (heirs_that_count_no_more_when_it_is_proposed, "have had effects", partial(crowned, range(600))),
+        (heirs_whose_copies_are_not_whole, "have had effects", partial(contested, range(3_000))),
+        (a_minority_that_settles, "have had effects", partial(crowned, range(600))),
+        (a_minority_that_elects, "", partial(crowned, range(400))),
+        (an_excluded_heir_that_wins, "", partial(contested, range(3_000))),
+        (a_head_that_acts_again_and_asks_nobody, "and so does", partial(crowned, range(600))),
+        (voters_that_forget_what_they_noted, "", partial(crowned, range(800))),
+        (voters_that_promise_everybody, "", partial(contested, range(3_000))),
+        (an_heir_that_stands_and_copies_on, "", partial(contested, range(3_000))),
+        (any_copy_that_counts, "", partial(crowned, range(600))),
+        (time_that_goes_on_while_heirs_are_waited_for, "although it is sound", partial(outvoted, range(600))),
     ],
-    ids=lambda value: value.__name__ if callable(value) else "",
+    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_broken_succession_is_noticed(
-    broken: Callable[[pytest.MonkeyPatch], None], told: str, seeds: range, monkeypatch: pytest.MonkeyPatch
+    broken: Callable[[pytest.MonkeyPatch], None],
+    told: str,
+    plans: Callable[[], Iterable[Plan]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken(monkeypatch)
-    violation = next((result.violation for result in map(run_plan, crowned(seeds)) if result.violation), "")
+    violation = next((result.violation for result in map(run_plan, plans()) if result.violation), "")
     assert violation
     assert told in violation
+
+
+def test_time_stands_still_while_nothing_leaves_the_head() -> None:
+    reached = run_all(outvoted(range(600)))
+    assert reached["succession: loses an heir"] > 10
+
+
+# ---------------------------------------------------------------- schedules that have shown something
+
+SHOWN = {
+    1125: "a voter had promised a higher lease to one that is lost, and the head waited for its vote for ever",
+    1237: "two agents went round two doors, and were never at the same",
+    144: "who waited at another door than that of the new head came back too late",
+    6847: "too few voters were left: a head that nothing leaves kept its workers waiting",
+    12124: "parked files lay where no rank was any more",
+    103209: "an agent had noted too little to know where the others waited",
+    958: "a candidate whose last words had no voters stood again and again",
+}
+
+
+@pytest.mark.parametrize("seed", SHOWN)
+def test_what_a_schedule_has_shown_stays_mended(seed: int) -> None:
+    assert not run_seed(seed).violation, SHOWN[seed]

@@ -12,7 +12,7 @@ from torchrelay.orchestrator.core.clock import UNSAID, Clock
 from torchrelay.orchestrator.core.heirs import COME_S, IN_VAIN_S, REFUSED_S, SLOW_S, Heirs
 from torchrelay.orchestrator.core.watch import mind_what_waits
 from torchrelay.orchestrator.store.journal import Journal, JournalUnavailable, Superseded
-from torchrelay.orchestrator.store.parts import Copy, Row, own_copy
+from torchrelay.orchestrator.store.parts import Copy, Row, asked_before, note_asked, own_copy
 from torchrelay.protocol.messages.events import NodeJoined, NodeLost, Tick
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.state import Cluster
@@ -399,3 +399,8 @@ class TestCopies:
         assert own_copy(tmp_path) == name
         boot.write_text("two\n")
         assert own_copy(tmp_path) != name
+
+    def test_a_lease_that_was_asked_for_is_known_to_the_next_process(self, tmp_path: Path) -> None:
+        assert asked_before(tmp_path) == 0
+        note_asked(tmp_path, 7)
+        assert asked_before(tmp_path) == 7

@@ -75,6 +75,8 @@ class Stream:
 
     def close(self, reason: str) -> None:
         del reason
+        if not self.line.closed and self.reign.acts:
+            self.reign.court.reached("loses an heir")
         self.line.close()
 
     def hear_held(self, part: int) -> None:
