@@ -17,7 +17,7 @@ MODULES = (
     "moves", "parking", "parts", "phases", "placing", "policy", "records", "recovery", "replicas", "requests",
     "rollback", "roster", "sharing", "silence", "speech", "stalls", "standing", "state", "stopping", "table", "taints",
     "deafness", "failure_detector", "pulses", "silent_nodes", "wait_for_graph",
-    "candidate", "copying", "head", "succession", "voter",
+    "candidate", "copying", "door", "head", "search", "succession", "voter",
 )  # fmt: skip
 
 OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {

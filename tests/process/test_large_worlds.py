@@ -7,7 +7,8 @@ import pytest
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.recovery import ending
-from torchrelay.simulation.model.plans import RACK, SLOTS, FaultKind, draw, enlarge
+from torchrelay.simulation.model.large import RACK, SLOTS, enlarge
+from torchrelay.simulation.model.plans import FaultKind, draw
 from torchrelay.simulation.world import run_large
 
 NODES = 16

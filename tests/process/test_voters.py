@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from aiohttp import ClientError, ClientSession, WSMsgType, web
+from msgspec import structs
 
 from torchrelay.agent.allegiance import Voting
 from torchrelay.agent.uplink import Uplink
+from torchrelay.orchestrator import doorway
 from torchrelay.orchestrator.core.agents import serve_agent
 from torchrelay.orchestrator.core.heirs import Heirs
 from torchrelay.orchestrator.core.service import Orchestrator
@@ -20,19 +22,21 @@ from torchrelay.protocol.health.pulses import Beat
 from torchrelay.protocol.messages.events import NodeJoined
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.succession.head import first
-from torchrelay.protocol.succession.succession import CopyId, Place
+from torchrelay.protocol.succession.succession import CopyId, Place, Succession, VoterId
 from torchrelay.wire.messages.channel import (
     AGENT_PATH,
     Ask,
     Attach,
     Attached,
     BeatFrame,
+    Known,
     Note,
     decode_to_agent,
     decode_to_orchestrator,
 )
 from torchrelay.wire.messages.codec import encode
 from torchrelay.wire.messages.inheritance import Part
+from torchrelay.wire.trust.authority import make_passes
 
 NODES = [NodeId(name) for name in ("m1", "m2", "m3")]
 DEADLINE_S = 20.0
@@ -210,5 +214,71 @@ def test_a_silent_head_is_noticed_soon_where_another_may_take_its_place(before: 
             silent.set()
             await until(lambda: not uplink.connected, deadline_s=6)
             work.cancel()
+
+    run(story)
+
+
+def test_who_waits_at_a_door_is_told_what_is_known_there() -> None:
+    known = first(Place(NODES[1], CopyId("other"), "https://m2:1"), 3).settled
+
+    async def story() -> None:
+        told: list[Succession] = []
+
+        async def door(request: web.Request) -> web.StreamResponse:
+            socket = web.WebSocketResponse()
+            await socket.prepare(request)
+            await socket.receive_bytes()
+            await socket.send_bytes(encode(Known(known)))
+            await asyncio.sleep(0.2)
+            await socket.send_bytes(encode(Attached(lease=1, journal="j")))
+            async for _ in socket:
+                pass
+            return socket
+
+        async with serving(door) as url:
+            uplink = Uplink(
+                where=lambda: url,
+                token=lambda: "token",
+                attach=lambda: Attach(node=NODES[0], incarnation="1", slots=1),
+                beat=lambda: Beat(node=NODES[0], incarnation="1"),
+                on_message=lambda _: None,
+                on_acked=lambda _: None,
+                told=told.append,
+            )
+            work = asyncio.create_task(uplink.run())
+            await until(lambda: uplink.connected)
+            assert told == [known]
+            work.cancel()
+
+    run(story)
+
+
+def test_an_heir_whose_head_is_lost_asks_others_and_gives_way_to_one_that_acts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents that wait at its door would not know."""
+    heir, other = (Place(node, CopyId(node), f"https://{node}:1") for node in NODES[1:])
+    head = first(Place(NODES[0], CopyId("first"), "https://m1:1"), 1).settled
+    known = structs.replace(head, version=2, heirs=(heir, other), voters=(VoterId("m1.0"),))
+    asked: list[str] = []
+
+    async def lease_at(_: ClientSession, url: str, __: object) -> int:
+        asked.append(url)
+        return 2 if url == other.url else 0
+
+    monkeypatch.setattr(doorway, "lease_at", lease_at)
+    monkeypatch.setattr(doorway, "LOOK_S", 0.1)
+    make_passes(tmp_path, "job")
+
+    async def story() -> None:
+        door = doorway.Doorway(heir, known)
+        door.follows = True
+        waiting = asyncio.create_task(doorway.wait_or_give_way(door, tmp_path, 60))
+        await asyncio.sleep(0.5)
+        assert asked == [], "the head is heard"
+        door.follows = False
+        with pytest.raises(doorway.Superseded) as raised:
+            await waiting
+        assert raised.value.by.head == other
 
     run(story)

@@ -341,8 +341,10 @@ class Agent:
             vote=None if self._voting is None else self._voting.hear,
             found=self._whereabouts.found,
             silent=self._whereabouts.silent,
+            told=self._whereabouts.told,
             may_move=lambda: self._whereabouts.may_move,
             handshake_s=lambda: self._whereabouts.handshake_s,
+            door_s=lambda: self._whereabouts.door_s,
         )
 
     def _forwarder(self) -> Forwarder | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -20,14 +21,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from torchrelay.agent.workers.forks import Ended
 from torchrelay.protocol.health.pulses import Sample
 from torchrelay.protocol.messages.events import WorkerSeen
 from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.succession.search import Search, answer_ms, door_ms, hear_known, hear_nothing, look, may_move
 from torchrelay.protocol.succession.succession import Succession, VoterId
-from torchrelay.protocol.succession.voter import Ballot, note, promise
+from torchrelay.protocol.succession.voter import Ballot, in_short, note, promise
 from torchrelay.wire.files.alone import FILE, WRITE_S, Alone, Lone, write_alone
 from torchrelay.wire.messages.channel import Appoint, Ask, Note, Vote
 from torchrelay.wire.messages.codec import WireError
@@ -133,11 +135,6 @@ def one_of(seen: WorkerSeen, sample: Sample | None) -> Lone:
 # An agent's part when the head's node is lost; see `protocol.succession`.
 
 BALLOT = "ballot"  # in the node's folder
-# One that has ended is looked for where it was for so long: it is started again there, unless its machine is silent.
-PATIENCE_S = 6.0
-SILENT_TRIES = 2
-# How long a handshake may take: the longer the more agents come at once, by so much for each.
-LEAST_S, EACH_S, MOST_S = 1.0, 0.01, 5.0
 
 
 class Kept(Struct, frozen=True):
@@ -184,11 +181,7 @@ class Voting:
                 granted = False
             else:
                 self._kept = kept
-        ballot = self._kept.ballot
-        if (
-            isinstance(asked, Note) and ballot.noted is not None
-        ):  # a head knows what it says: thousands need not repeat it
-            ballot = structs.replace(ballot, noted=structs.replace(ballot.noted, voters=(), base=None))
+        ballot = in_short(self._kept.ballot) if isinstance(asked, Note) else self._kept.ballot
         return Vote(voter=self.voter, granted=granted, ballot=ballot)
 
     def _read(self) -> Kept | None:
@@ -208,11 +201,7 @@ class Voting:
 
 
 class Whereabouts:
-    """Where the head may be. `given`: where it was first. `now_s`: the loop's time.
-
-    As long as nobody else is known to have its journal, that is where it was last. Else each of these is tried in turn
-    when its machine is silent, or it has been away for `PATIENCE_S`: whoever of them becomes head needs us there.
-    """
+    """Where the head may be, by `protocol.succession.search`. `given`: where it was first. `now_s`: the loop's time."""
 
     def __init__(
         self, given: Callable[[], str], noted: Callable[[], Succession | None], now_s: Callable[[], float]
@@ -220,53 +209,41 @@ class Whereabouts:
         self._given = given
         self._noted = noted
         self._now_s = now_s
-        self._away_since_s: float | None = None
-        self._tried = 0
-        self._silent = 0  # tries
+        self._search = Search()
         self.here = ""  # where it was looked for last
 
     @property
     def may_move(self) -> bool:
         """Whether somebody else may become head: then its silence is to be noticed soon."""
-        noted = self._noted()
-        return noted is not None and any(each.heirs for each in noted.chain)
+        return may_move(self._noted())
 
     def found(self) -> None:
         """It was where it was looked for."""
-        self._away_since_s, self._tried, self._silent = None, 0, 0
+        self._search = Search()
+
+    def told(self, known: Succession) -> None:
+        """Who waits there knows of this one."""
+        self._search = hear_known(self._search, known)
 
     def silent(self) -> None:
         """There was no answer at all: neither it, nor its machine."""
-        self._silent += 1
+        self._search = hear_nothing(self._search)
 
     @property
     def handshake_s(self) -> float:
         """How long an orchestrator may take to answer."""
-        noted = self._noted()
-        if noted is None or not self.may_move:
-            return MOST_S
-        return min(MOST_S, LEAST_S + EACH_S * len(noted.voters))
+        return answer_ms(self._noted()) / 1000
+
+    @property
+    def door_s(self) -> float:
+        """How long to wait where it was looked for last, until somebody there is head."""
+        return door_ms(self._search, self._noted(), self.here, random.random()) / 1000
 
     def next(self) -> str:
         """Where to try now."""
-        self.here = self._look()
+        self._search, url = look(self._search, self._noted(), round(1000 * self._now_s()))
+        self.here = url or self._given()
         return self.here
-
-    def _look(self) -> str:
-        noted = self._noted()
-        if noted is None or not noted.head.url:
-            return self._given()
-        if self._away_since_s is None:
-            self._away_since_s = self._now_s()
-        if self._silent < SILENT_TRIES and self._now_s() - self._away_since_s < PATIENCE_S:
-            return noted.head.url
-        # A succession that was noted may never have been settled: then whoever was head or heir before is, or will be.
-        places = [place for each in noted.chain for place in (*each.heirs, each.head)]
-        others = [url for url in dict.fromkeys(place.url for place in places) if url and url != noted.head.url]
-        self._tried += 1
-        if not others or self._tried % 2 == 0:  # it may be well again
-            return noted.head.url
-        return others[self._tried // 2 % len(others)]
 
 
 # ---------------------------------------------------------------- the heir on this node

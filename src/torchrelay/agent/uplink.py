@@ -16,6 +16,7 @@ import aiohttp
 from torchrelay.agent.allegiance import Allegiance
 from torchrelay.protocol.health.pulses import Beat
 from torchrelay.protocol.messages.events import Event, OnceRecorded, RecordKept, WorkerExited, WorkerReady, age_event
+from torchrelay.protocol.succession.succession import Succession
 from torchrelay.wire.messages.channel import (
     AGENT_PATH,
     Ack,
@@ -25,6 +26,7 @@ from torchrelay.wire.messages.channel import (
     BeatFrame,
     EventFrame,
     EventsFrame,
+    Known,
     NetworkFrame,
     Note,
     OrderFrame,
@@ -47,7 +49,6 @@ HANDSHAKE_S = 5.0
 # A peer that answers no ping for half of this is gone, although its connection says otherwise.
 PING_S = 10.0
 PINGED_BEATS = 4  # the same in beats, where another orchestrator may take its place
-DOOR_S = 5.0  # how long to wait at the door of one that may become head
 UNIX = "unix:"  # in place of a URL: the path of a socket
 UNAUTHORIZED = (401, 403)
 MOST_OUTPUT = 64  # frames of output that wait to be sent, before no more are made
@@ -113,8 +114,10 @@ class Uplink:
     vote        answers a head that proposes, and a candidate that asks; None: this agent is no voter
     found       is called when an orchestrator has welcomed us
     silent      is called when nothing came back from where an orchestrator may be
+    told        is called with what is known where nobody acts
     may_move    whether another orchestrator may take this one's place
     handshake_s  how long an orchestrator may take to answer
+    door_s      how long to wait where one may become head
     """
 
     def __init__(
@@ -131,14 +134,16 @@ class Uplink:
         vote: Callable[[Note | Ask], Vote] | None = None,
         found: Callable[[], None] = lambda: None,
         silent: Callable[[], None] = lambda: None,
+        told: Callable[[Succession], None] = lambda _: None,
         may_move: Callable[[], bool] = lambda: False,
         handshake_s: Callable[[], float] = lambda: HANDSHAKE_S,
+        door_s: Callable[[], float] = lambda: HANDSHAKE_S,
     ) -> None:
         self._vote = vote
         self._found = found
-        self._silent = silent
+        self._silent, self._told = silent, told
         self._may_move = may_move
-        self._handshake_s = handshake_s
+        self._handshake_s, self._door_s = handshake_s, door_s
         self._heard = 0  # frames
         self._votes: deque[Vote] = deque()
         self._where = where
@@ -257,7 +262,7 @@ class Uplink:
             resume_soon(socket.get_extra_info("socket"))
             await socket.send_bytes(encode(self._attach()))
             self._votes.clear()
-            async with asyncio.timeout(HANDSHAKE_S if self._vote is None else DOOR_S):
+            async with asyncio.timeout(HANDSHAKE_S if self._vote is None else self._door_s()):
                 first = await self._wait_at_the_door(socket)
             if isinstance(first, Refused):
                 raise Rejected(first.reason)
@@ -287,8 +292,10 @@ class Uplink:
 
     async def _wait_at_the_door(self, socket: aiohttp.ClientWebSocketResponse) -> ToAgent:
         """The first message that is no question of a candidate, or of a head that has not begun to act."""
-        while isinstance(message := await self._receive(socket), Note | Ask):
-            if self._vote is not None:
+        while isinstance(message := await self._receive(socket), Note | Ask | Known):
+            if isinstance(message, Known):
+                self._told(message.succession)
+            elif self._vote is not None:
                 await socket.send_bytes(encode(self._vote(message)))
         return message
 

@@ -24,8 +24,8 @@ from torchrelay.orchestrator.core.heirs import Heirs
 from torchrelay.orchestrator.core.parking import watch_parking
 from torchrelay.orchestrator.core.rules import all_ended, other_rules
 from torchrelay.orchestrator.core.service import Orchestrator
-from torchrelay.orchestrator.doorway import Doorway, at_the_door, look_for_another, url_of, wait_or_give_way
 from torchrelay.orchestrator.doorway import Superseded as Excluded
+from torchrelay.orchestrator.doorway import at_the_door, doorway_of_head, look_for_another, url_of, wait_or_give_way
 from torchrelay.orchestrator.heir import NoBequest, Terms, inherit
 from torchrelay.orchestrator.http.api import make_app
 from torchrelay.orchestrator.http.changes import look_for_freezes, watch_freezes
@@ -179,11 +179,11 @@ async def elected(options: argparse.Namespace) -> Head | None:
     place = CopyPlace(NodeId(options.node), own_copy(options.run_dir))
     if not known.has_copy(place.copy):
         raise CannotStart("this machine was started again since: its journal may have lost its end. Others have copies")
-    doorway = Doorway(place, known)
+    doorway = doorway_of_head(place, known, options.run_dir)
     try:
         where = options.host, options.port, options.advertise
         async with at_the_door(doorway, options.run_dir, *where, held=options.listen) as options.port:
-            return await wait_or_give_way(doorway, known, options.run_dir)
+            return await wait_or_give_way(doorway, options.run_dir)
     except OSError as error:
         raise port_taken(options, error) from error
 

@@ -14,6 +14,7 @@ import math
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from random import uniform
 
@@ -27,14 +28,16 @@ from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.door import Door, Strangers
 from torchrelay.orchestrator.http.following import not_the_head
 from torchrelay.orchestrator.http.keys import Keys
+from torchrelay.orchestrator.store.parts import asked_before, note_asked
 from torchrelay.protocol.messages.ids import NodeId
-from torchrelay.protocol.succession.candidate import Candidacy, Elected, Excluded, hear_answer, judge, stand
-from torchrelay.protocol.succession.head import Head, hear_noted, take_office
-from torchrelay.protocol.succession.succession import CopyId, Place, Succession, VoterId, is_majority
+from torchrelay.protocol.succession import door as doors
+from torchrelay.protocol.succession.head import Head
+from torchrelay.protocol.succession.succession import CopyId, Place, Succession, VoterId, others_in
 from torchrelay.wire.messages.channel import (
     AGENT_PATH,
     Ask,
     Attach,
+    Known,
     Note,
     Refused,
     ToAgent,
@@ -61,36 +64,43 @@ class Superseded(Exception):
 
 
 class Doorway:
-    """Of one candidate. `begin` is called before it asks for a lease: from then on its copy must not change any more.
+    """Of one candidate; the rules are in `protocol.succession.door`. `known`: what stands in its journal.
 
-    `known`: what stands in its journal.
+    `begin` is called with each lease before anybody is asked for it: from the first on its copy must not change any
+    more. `asked`: the highest that it has asked for before. Who does not wait for an answer need not remember it.
     """
 
-    def __init__(self, place: Place, known: Succession, begin: Callable[[], None] = lambda: None) -> None:
-        self._place = place
-        self._known = known
+    def __init__(
+        self, place: Place, known: Succession, begin: Callable[[int], None] = lambda _: None, *, asked: int = 0
+    ) -> None:
+        self._door = doors.Door(place=place, known=known, heard=asked)
         self._begin = begin
         self._waiting: dict[VoterId, web.WebSocketResponse] = {}
-        self._candidacy: Candidacy | None = None
-        self._heard = 0  # the highest lease that was promised to anybody
-        self._head: Head | None = None
         self._changed = asyncio.Event()
-        self._excluded: Succession | None = None
         self._sending: set[asyncio.Task[None]] = set()
         self.follows = False  # whether a head is heard
-        self.former: NodeId | None = None  # the node of the head whose place it has taken
 
     @property
     def copy(self) -> CopyId:
-        return self._place.copy
+        return self._door.place.copy
+
+    @property
+    def known(self) -> Succession:
+        """The newest succession that it knows of."""
+        return self._door.known
+
+    @property
+    def former(self) -> NodeId | None:
+        """The node of the head whose place it has taken."""
+        return self._door.former
 
     def listens_at(self, url: str) -> None:
         """Where it will be reached when it is head."""
-        self._place = structs.replace(self._place, url=url)
+        self._door = structs.replace(self._door, place=structs.replace(self._door.place, url=url))
 
     def learn(self, known: Succession) -> None:
         """The head has proposed another succession, or has settled one."""
-        self._known = known
+        self._door = doors.learn(self._door, known)
         self._changed.set()
 
     async def wait(self, patience_s: float) -> Head:
@@ -101,25 +111,26 @@ class Doorway:
         loop = asyncio.get_running_loop()
         lonely_s = loop.time()
         until_s: float | None = None
-        while self._head is None or not self._head.acts:
-            if self._excluded is not None:
-                raise Superseded(self._excluded)
+        while not self._door.acts:
+            if self._door.excluded is not None:
+                raise Superseded(self._door.excluded)
             if self._waiting or self.follows:
                 lonely_s = loop.time()
             elif loop.time() - lonely_s > patience_s:
                 raise TimeoutError(f"no head, and nobody at the door, for {patience_s:g} s")
-            if self._head is None and (until_s is None or loop.time() >= until_s):
+            if self._door.head is None and (until_s is None or loop.time() >= until_s):
                 until_s = loop.time() + uniform(LEAST_S, MOST_S) if self._stand() else None
             self._changed.clear()
             try:
                 async with asyncio.timeout_at(loop.time() + LEAST_S if until_s is None else until_s):
                     await self._changed.wait()
             except TimeoutError:
-                if self._head is not None:
-                    self._ask_all(Note(self._head.newest))
+                if self._door.head is not None:
+                    self._ask_all(Note(self._door.head.newest))
                     until_s = loop.time() + LEAST_S
-        log.info("head now: lease %d", self._head.settled.lease)
-        return self._head
+        assert self._door.head is not None, "it acts"
+        log.info("head now: lease %d", self._door.head.settled.lease)
+        return self._door.head
 
     async def close(self) -> None:
         """Send away who waits: they come back, to the one that acts."""
@@ -130,24 +141,26 @@ class Doorway:
 
     def _stand(self) -> bool:
         """Ask for a lease, if enough voters wait here."""
-        known = self._known
-        alone = not known.voters and known.head.copy != self._place.copy  # an heir of a head that asks nobody
-        if alone or not is_majority(self._waiting.keys(), known.voters):
+        if not doors.may_stand(self._door):
             return False
-        self._candidacy = stand(self._place, known, heard=self._heard)
-        self._begin()
-        log.info(
-            "%d of %d nodes are here: asking for lease %d", len(self._waiting), len(known.voters), self._candidacy.lease
-        )
-        self._ask_all(self._question())
-        self._judge()
+        standing = doors.stand(self._door)
+        assert standing.candidacy is not None, "it stands"
+        lease = standing.candidacy.lease
+        try:
+            self._begin(lease)
+        except OSError as error:
+            log.error("no lease is asked for: that cannot be noted (%s)", error.strerror)
+            return False
+        here, voters = len(self._waiting), len(self._door.known.voters)
+        log.info("%d of %d nodes are here: asking for lease %d", here, voters, lease)
+        self._ask_all(Ask(lease, self.copy))
+        self._become(standing)
         return True
 
-    def _question(self) -> Ask | Note:
-        if self._head is not None:
-            return Note(self._head.newest)
-        assert self._candidacy is not None, "it stands"
-        return Ask(self._candidacy.lease, self._place.copy)
+    def _question(self) -> Ask | Note | None:
+        if self._door.head is not None:
+            return Note(self._door.head.newest)
+        return None if self._door.candidacy is None else Ask(self._door.candidacy.lease, self.copy)
 
     def _ask_all(self, question: Ask | Note) -> None:
         for socket in self._waiting.values():
@@ -160,33 +173,15 @@ class Doorway:
 
     def hear(self, vote: Vote) -> None:
         """An answer."""
-        self._heard = max(self._heard, vote.ballot.promised)
-        proposed = None if self._head is None else self._head.proposed
-        if self._head is not None and proposed is not None:
-            noted = vote.ballot.noted
-            if noted is not None and noted.order == proposed.order:
-                self._head = hear_noted(self._head, vote.voter, noted.order)
-                if self._head.proposed is None:
-                    self._changed.set()
-            elif vote.ballot.promised > proposed.lease:  # another candidate came in between: stand again
-                self._head = None
-                self._changed.set()
-        elif self._candidacy is not None and self._head is None:
-            self._candidacy = hear_answer(self._candidacy, vote.voter, vote.ballot, granted=vote.granted)
-            self._judge()
+        self._become(doors.hear_vote(self._door, vote.voter, vote.ballot, granted=vote.granted))
 
-    def _judge(self) -> None:
-        assert self._candidacy is not None, "it stands"
-        match judge(self._candidacy):
-            case Elected(base):
-                self._head = take_office(self._place, self._candidacy.lease, base)
-                self.former = base.head.node if base.head.copy != self._place.copy else None
-                self._known = self._head.newest
-                self._ask_all(Note(self._head.newest))
-                self._changed.set()
-            case Excluded(by):
-                self._excluded = by
-                self._changed.set()
+    def _become(self, door: doors.Door) -> None:
+        """What has come of an answer, or of asking."""
+        before, self._door = self._door, door
+        if before.head is None and door.head is not None:
+            self._ask_all(Note(door.head.newest))
+        if (before.head, before.excluded, before.acts) != (door.head, door.excluded, door.acts):
+            self._changed.set()
 
     # ------------------------------------------------------------ the door
 
@@ -201,7 +196,7 @@ class Doorway:
                 keys.complain(request, refused[1])
                 raise refused[0](text=refused[1])
             if request.path != AGENT_PATH:
-                raise not_the_head(self._known)
+                raise not_the_head(self._door.known)
             return await self._greet(request)
 
         app = web.Application()
@@ -227,11 +222,14 @@ class Doorway:
     async def _listen(self, socket: web.WebSocketResponse, voter: VoterId) -> None:
         """Hear one that waits, until it goes."""
         self._waiting[voter] = socket
+        self._door = doors.come(self._door, voter)
         self._changed.set()
         if self.follows:  # the head is heard: unless a majority comes, this one had better go back to it
             asyncio.get_running_loop().call_later(GATHER_S, self._send_back, voter, socket)
-        if self._candidacy is not None:
-            self._send(socket, self._question())
+        self._send(socket, Known(self._door.known))
+        question = self._question()
+        if question is not None:
+            self._send(socket, question)
         try:
             async for raw in socket:
                 if raw.type is not WSMsgType.BINARY:
@@ -242,6 +240,7 @@ class Doorway:
         finally:
             if self._waiting.get(voter) is socket:
                 del self._waiting[voter]
+                self._door = doors.go(self._door, voter)
 
     def _send_back(self, voter: VoterId, socket: web.WebSocketResponse) -> None:
         if self.follows and self._waiting.get(voter) is socket:
@@ -262,6 +261,11 @@ async def send(socket: web.WebSocketResponse, message: ToAgent) -> None:
         await socket.send_bytes(encode(message))
     except (ConnectionError, RuntimeError):
         pass  # it is gone
+
+
+def doorway_of_head(place: Place, known: Succession, run_dir: Path) -> Doorway:
+    """Of a head whose process was started again. It may be lost while it stands, and stand again."""
+    return Doorway(place, known, partial(note_asked, run_dir), asked=asked_before(run_dir))
 
 
 @asynccontextmanager
@@ -328,16 +332,17 @@ async def look_for_another(service: Orchestrator, run_dir: Path) -> None:
                     service.give_way(f"the orchestrator on {place.node} acts now (lease {lease}), at {place.url}")
 
 
-async def wait_or_give_way(doorway: Doorway, known: Succession, run_dir: Path) -> Head:
-    """As `Doorway.wait`, for a head that was started again: an heir may have become head meanwhile, and be asked."""
-    waiting = asyncio.create_task(doorway.wait(math.inf))
+async def wait_or_give_way(doorway: Doorway, run_dir: Path, patience_s: float = math.inf) -> Head:
+    """As `Doorway.wait`. While no head is heard, others are asked: who waits here is to know of one that acts."""
+    waiting = asyncio.create_task(doorway.wait(patience_s))
     held = pass_of(run_dir, Role.OPERATOR)
     context, token = client_context(held), read_pass(held).token
     limits = aiohttp.ClientTimeout(total=LOOK_S)
     try:
         async with aiohttp.ClientSession(timeout=limits, headers={"Authorization": f"Bearer {token}"}) as session:
             while not (await asyncio.wait((waiting,), timeout=LOOK_S))[0]:
-                for place in others_in(known, doorway.copy):
+                known = doorway.known
+                for place in () if doorway.follows else others_in(known, doorway.copy):
                     lease = await lease_at(session, place.url, context)
                     if lease > known.lease:
                         raise Superseded(Succession(lease=lease, version=0, head=place))
@@ -345,12 +350,6 @@ async def wait_or_give_way(doorway: Doorway, known: Succession, run_dir: Path) -
     finally:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-
-
-def others_in(known: Succession, own: CopyId) -> list[Place]:
-    """Whoever may have become head, as far as this succession tells."""
-    found = {place.copy: place for each in known.chain for place in (each.head, *each.heirs)}
-    return [place for copy, place in found.items() if copy != own and place.url]
 
 
 async def lease_at(session: aiohttp.ClientSession, url: str, context: ssl.SSLContext) -> int:

@@ -13,7 +13,7 @@ import aiohttp
 from msgspec import Struct
 
 from torchrelay.api.endpoint import JOURNAL
-from torchrelay.orchestrator.doorway import Doorway, at_the_door, url_of
+from torchrelay.orchestrator.doorway import Doorway, at_the_door, url_of, wait_or_give_way
 from torchrelay.orchestrator.store.parts import SUCCESSION, Copy, Row
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.succession.head import Head
@@ -164,7 +164,7 @@ async def stand_ready(terms: Terms, stream: Stream, copy: Copy) -> tuple[Head, N
     if known is None:
         raise WireError("the journal that came does not say who may take its place")
 
-    def begin() -> None:
+    def begin(_: int) -> None:
         stream.over, doorway.follows = True, False
 
     doorway = Doorway(Place(terms.node, terms.copy), known, begin)
@@ -173,7 +173,7 @@ async def stand_ready(terms: Terms, stream: Stream, copy: Copy) -> tuple[Head, N
         await stream.say(Holds(part=copy.part, url=url_of(terms.host, port)))
         following = asyncio.create_task(follow(stream, copy, doorway))
         try:
-            head = await doorway.wait(FORSAKEN_S)
+            head = await wait_or_give_way(doorway, terms.run_dir, FORSAKEN_S)
             return head, doorway.former, port
         finally:
             following.cancel()

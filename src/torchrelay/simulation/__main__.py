@@ -10,6 +10,7 @@ Exits with 0 if no invariant was violated, with 1 if one was, with 3 if the seed
 from __future__ import annotations
 
 import argparse
+import logging
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import BEFORE_CUTOVER, RECOVERING, JobPhase
 from torchrelay.protocol.model.moves import OPEN_MOVES, MoveState
 from torchrelay.protocol.recovery.ending import NO_SPARE, NO_STATE, PARKED, REFUSED, STOPPED
-from torchrelay.simulation.model.plans import FaultKind, Lack, Plan
+from torchrelay.simulation.model.plans import COMES_TO, FaultKind, Lack, Plan
 from torchrelay.simulation.world import Result, run_large, run_seed
 from torchrelay.terminal.progress import progress
 
@@ -93,6 +94,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, metavar="N", help="with --seed: a job on so many nodes of eight ranks")
     parser.add_argument("--story", action="store_true", help="tell what happens in it")
     options = parser.parse_args()
+    logging.getLogger("torchrelay").setLevel(logging.ERROR)  # the head's own words; `--story` tells more
     if options.seeds < 1 or options.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
     if options.nodes is not None and (options.nodes < 4 or options.seed is None):
@@ -136,6 +138,24 @@ HALTS = (JobPhase.RUNNING, JobPhase.QUIESCING, JobPhase.HALTING)
 # A signal that is to be passed on to the script: shown by unit tests and real processes only, so far (but for one that
 # follows on a parking that comes to nothing).
 NOT_SIMULATED = {"order: PassOn", "event: SignalAsked"}
+FAMILIES = (
+    "outcome",
+    "resolution",
+    "move",
+    "verdict",
+    "order",
+    "event",
+    "lack",
+    "succession",
+    "split",
+    "during",
+    "late",
+)
+# What a succession has come to when another fault strikes.
+SECOND_LOSSES = (
+    ("stands", FaultKind.HEIR), ("stands", FaultKind.FROZEN), ("stands", FaultKind.HALVES),
+    ("elected", FaultKind.HEIR), ("elected", FaultKind.FROZEN), ("acts", FaultKind.HEAD), ("proposes", FaultKind.HEAD),
+)  # fmt: skip
 # Small worlds have no racks (see `large`).
 NOT_SMALL = {f"fault: {FaultKind.RACK}"}
 
@@ -151,10 +171,16 @@ def required(seeds: int) -> list[str]:
     codes = (0, Plan.script_code, NO_SPARE, NO_STATE, REFUSED, STOPPED, PARKED, 137)
     wanted += [f"outcome: {code}" for code in codes]
     wanted += [f"fault: {kind}" for kind in FaultKind]
+    wanted += [f"succession: {what}" for what in COMES_TO]
+    wanted += [f"split: the head is {how} a majority" for how in ("with", "without")]
     if seeds >= ENOUGH_FOR_PHASES:
         places = [(kind, phase) for kind in EVERYWHERE for phase in sorted(RECOVERING | BEFORE_CUTOVER)]
         wanted += [f"fault: {kind} in {phase}" for kind, phase in places if (kind, phase) != BY_CHANCE]
         wanted += [f"fault: {kind} in {phase}" for kind in OF_MOVES for phase in HALTS]
+        recovers = sorted(RECOVERING | BEFORE_CUTOVER)
+        wanted += [f"fault: {FaultKind.HEAD} in {phase}" for phase in recovers if phase is not JobPhase.RELEASING]
+        wanted += [f"during: {what}, {kind}" for what, kind in SECOND_LOSSES]
+        wanted += ["late: a former head decides", "nobody acts any more"]
     wanted += [f"lack: {lack}" for lack in Lack]
     wanted.append("a parked job has gone on")
     wanted += [f"order: {kind.__name__}" for kind in get_args(od.AnyOrder)]
@@ -170,7 +196,19 @@ def missing(reached: Counter[str], seeds: int) -> list[str]:
 def table(reached: Counter[str]) -> str:
     """What was reached how often; faults by the phase in which they struck."""
     lines = []
-    for family in ("outcome", "resolution", "move", "verdict", "order", "event", "lack"):
+    for family in (
+        "outcome",
+        "resolution",
+        "move",
+        "verdict",
+        "order",
+        "event",
+        "lack",
+        "succession",
+        "split",
+        "during",
+        "late",
+    ):
         found = sorted(
             (what, n) for what, n in reached.items() if what.startswith(f"{family}: ") and " in " not in what
         )

@@ -4,37 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
-import msgspec
-
-from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Rank
 from torchrelay.protocol.model.job import JobPhase
-from torchrelay.simulation.judge.invariants import Checker
+from torchrelay.simulation.head_faults import (
+    NEVER_RETURNS_MS,
+    SHORT_MS,
+    calm,
+    crash,
+    end_heir,
+    freeze_head,
+    lose_head,
+    lose_heir,
+    split_in_halves,
+)
 from torchrelay.simulation.machine.machines import Machine
 from torchrelay.simulation.model.causes import Cause
 from torchrelay.simulation.model.life import Life
-from torchrelay.simulation.model.plans import JOB, FaultKind, On, Strike
-from torchrelay.simulation.scene import Scene
+from torchrelay.simulation.model.plans import FaultKind, On, Strike
+from torchrelay.simulation.operators import Struck, cancel, freeze, machine_of, move, park, taint
 from torchrelay.simulation.worker.processes import Process
 
-NEVER_RETURNS_MS = 5_000  # a node that is lost for so long does not return at all
-SHORT_MS = 2_000  # less than any deadline
 NEVER_RECONFIGURES = 60  # attempts, of all ranks together: more than any budget of generations
-
-
-class Struck(Scene, Protocol):
-    """A world that can be struck."""
-
-    stormy: bool
-    reconfigures_that_break: int
-    fetches_that_break: int
-    fetches_that_differ: int
-    targets_that_die: int
-
-    @property
-    def checker(self) -> Checker: ...
 
 
 class Faults:
@@ -66,10 +57,16 @@ class Faults:
         self.waiting.clear()
         self.world.stormy = False
         self.world.reconfigures_that_break = 0
-        self.world.shell.restart()
+        if self.world.court is None:
+            self.world.shell.restart()
         for machine in self.world.machines.values():
             machine.split = False
             machine.start_agent()
+        calm(self.world)
+
+    def crash_orchestrator(self, length_ms: int) -> None:
+        """It ends in the midst of something, and is started again."""
+        crash_orchestrator(self.world, Strike(FaultKind.ORCHESTRATOR, On.TIME, length_ms=length_ms))
 
     def strike(self, strike: Strike) -> None:
         if not self.world.stormy or self.world.over:
@@ -80,6 +77,8 @@ class Faults:
         if STRIKES[strike.kind](self.world, strike):
             self.world.seen(f"fault: {strike.kind}")
             self.world.seen(f"fault: {strike.kind} in {phase}")
+            if strike.on is On.SUCCESSION:
+                self.world.seen(f"during: {strike.phase}, {strike.kind}")
 
 
 # ---------------------------------------------------------------- ranks
@@ -243,14 +242,11 @@ def corrupt(world: Struck, strike: Strike) -> bool:
 # ---------------------------------------------------------------- nodes, agents, the orchestrator
 
 
-def machine_of(world: Struck, strike: Strike) -> Machine:
-    machines = list(world.machines.values())
-    return machines[strike.rank % len(machines)]
-
-
 def crash_agent(world: Struck, strike: Strike) -> bool:
     machine = machine_of(world, strike)
     world.checker.broke()
+    if strike.length_ms >= NEVER_RETURNS_MS and world.court is not None:
+        world.checker.shake()
     machine.crash_agent()
     world.after(strike.length_ms, machine.start_agent)
     return True
@@ -261,11 +257,18 @@ def split(world: Struck, strike: Strike) -> bool:
     world.checker.broke()
     if strike.kind is FaultKind.LONG_SPLIT:
         world.checker.node_gone(machine)
+    cut_off(world, machine, strike.length_ms)
+    return True
+
+
+def cut_off(world: Struck, machine: Machine, length_ms: int) -> None:
+    if world.court is not None:
+        world.checker.shake()  # it may be the head that is cut off, and it hears its own node still
     machine.split = True
     if machine.agent is not None:
         machine.agent.disconnect()
-    world.after(strike.length_ms, heal, machine)
-    return True
+    world.network_changed()
+    world.after(length_ms, heal, world, machine)
 
 
 def deafen(world: Struck, strike: Strike) -> bool:
@@ -279,21 +282,19 @@ def deafen(world: Struck, strike: Strike) -> bool:
     patient = job is None or (job.waiting_ms is None and (anew or job.phase is JobPhase.RUNNING))
     world.checker.broke()
     for machine in world.machines.values():
-        machine.split = True
-        if machine.agent is not None:
-            machine.agent.disconnect()
-        world.after(strike.length_ms if patient else min(strike.length_ms, SHORT_MS), heal, machine)
+        cut_off(world, machine, strike.length_ms if patient else min(strike.length_ms, SHORT_MS))
     return True
 
 
-def heal(machine: Machine) -> None:
+def heal(world: Struck, machine: Machine) -> None:
     machine.split = False
+    world.network_changed()
 
 
 def lose_power(world: Struck, strike: Strike) -> bool:
     machine = machine_of(world, strike)
     world.checker.node_gone(machine)
-    machine.lose_power()
+    world.lose_power(machine)
     if strike.length_ms < NEVER_RETURNS_MS:
         world.after(strike.length_ms, machine.start_agent)
     else:
@@ -312,7 +313,7 @@ def lose_rack(world: Struck, strike: Strike) -> bool:
 
 def lose_for_good(world: Struck, machine: Machine) -> None:
     world.checker.node_gone(machine)
-    machine.lose_power()
+    world.lose_power(machine)
     machine.lost = True
 
 
@@ -320,97 +321,17 @@ def crash_orchestrator(world: Struck, strike: Strike) -> bool:
     if not world.shell.up:
         return False
     world.checker.broke()
-    world.shell.crash()
-    world.after(strike.length_ms, world.shell.restart)
+    office = None if world.court is None else world.court.acting_office
+    if office is not None:
+        world.checker.shake()
+        crash(world, office, strike.length_ms)
+    else:
+        world.shell.crash()
+        world.after(strike.length_ms, world.shell.restart)
     return True
-
-
-def cancel(world: Struck, strike: Strike) -> bool:
-    del strike
-    if world.shell.up:
-        world.checker.cancelled = True
-        world.shell.hear(ev.JobCancelled(job=JOB, reason="stopped by the operator"))
-    return world.shell.up
 
 
 # ---------------------------------------------------------------- moves and what disturbs them
-
-
-def say(world: Struck, event: ev.Event) -> bool:
-    """Something that an operator or a detector says; again while the orchestrator is away."""
-    if world.over:
-        return False
-    if not world.shell.up:
-        world.after(200, say, world, event)
-        return True
-    world.shell.hear(event)
-    return True
-
-
-def in_the_midst(world: Struck, event: ev.Event, tries: int = 400) -> None:
-    """Say it when all are being asked to stop for a move, or stand there."""
-    if world.phase in (JobPhase.QUIESCING, JobPhase.HALTING):
-        say(world, event)
-    elif tries and not world.over:
-        world.after(5, in_the_midst, world, event, tries - 1)
-
-
-def move(world: Struck, strike: Strike) -> bool:
-    """One rank or two, to a certain node or anywhere; it may be withdrawn, or another node be named, in the midst."""
-    count = 2 if strike.kind is FaultKind.MOVE_TWO else 1
-    ranks = tuple(Rank((strike.rank + step) % world.script.ranks) for step in range(count))
-    to = world.chance.choice((None, None, *world.machines)) if strike.kind is not FaultKind.MOVE_TWO else None
-    world.checker.disturbed = True
-    asked = ev.MoveAsked(job=JOB, ranks=ranks, to=to, reason="maintenance", source="operator")
-    if strike.kind is FaultKind.MOVE_AND_BACK:
-        elsewhere = msgspec.structs.replace(asked, to=world.chance.choice(tuple(world.machines)))
-        back = ev.MoveWithdrawn(job=JOB, ranks=ranks, source="operator")
-        if world.chance.randint(0, 1):
-            world.after(world.chance.randint(0, 600), say, world, back)
-        else:
-            in_the_midst(world, elsewhere)
-    return say(world, asked)
-
-
-def park(world: Struck, strike: Strike) -> bool:
-    """With a signal that is passed on if it comes to nothing in time, or just so."""
-    del strike
-    grace_ms = world.chance.choice((None, None, 5_000))
-    world.checker.disturbed = True
-    world.checker.cancelled |= grace_ms is not None
-    number = 0 if grace_ms is None else 15
-    return say(world, ev.ParkAsked(job=JOB, reason="the nodes go", source="operator", grace_ms=grace_ms, number=number))
-
-
-def taint(world: Struck, strike: Strike) -> bool:
-    """A slot, or for a drain a node, that is to be left; it is cleared after a while, or its time is over.
-
-    By an operator, or by a detector, which leaves alone what the other has set.
-    """
-    machine = machine_of(world, strike)
-    drain = strike.kind is FaultKind.DRAIN
-    slot = None if drain else world.chance.randrange(machine.slots)
-    world.checker.taint(machine, slot)
-    ttl = strike.length_ms if world.chance.random() < 0.5 else None
-    key = "drain" if drain else "ecc"
-    yields = not drain and strike.rank % 2 == 1
-    source = "detector" if yields else "operator"
-    if ttl is None:
-        cleared = ev.TaintCleared(
-            node=machine.node, slot=slot, key=key, source=source, healed=strike.rank == 0, yields=yields
-        )
-        world.after(strike.length_ms, say, world, cleared)
-    return say(
-        world,
-        ev.TaintSet(node=machine.node, slot=slot, key=key, source=source, ttl_ms=ttl, planned=drain, yields=yields),
-    )
-
-
-def freeze(world: Struck, strike: Strike) -> bool:
-    """What fails while the job is frozen ends it, as without us."""
-    world.checker.causes.add(Cause.FROZEN)
-    world.after(strike.length_ms, say, world, ev.FreezeCleared(source="operator"))
-    return say(world, ev.FreezeSet(source="operator", reason="audit"))
 
 
 def targets_of(world: Struck) -> list[Process]:
@@ -493,4 +414,9 @@ STRIKES: dict[FaultKind, Callable[[Struck, Strike], bool]] = {
     FaultKind.STOP_TARGET: kill_target,
     FaultKind.KILL_OUTGOING: kill_outgoing,
     FaultKind.DOOMED_TARGETS: doom_targets,
+    FaultKind.HEAD: lose_head,
+    FaultKind.FROZEN: freeze_head,
+    FaultKind.HALVES: split_in_halves,
+    FaultKind.HEIR: lose_heir,
+    FaultKind.HEIR_PROCESS: end_heir,
 }

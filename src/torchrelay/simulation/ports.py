@@ -1,16 +1,17 @@
 """Ports: what the parts of a simulated world need of one another. `World` has it all; no part knows `World`.
 
-time        `Timeline`: the clock, chance, the plan; `Watched`: ... and who is told what happens, `Witness`
+time        `Timeline`: the clock, chance, the plan; `Watched`: ... and who is told what happens, `Witness`, `Reigns`
 a worker    `Worker` is its process, `Trainee` what its threads share, `Wires` how it is connected with the others,
             `Node` where it runs, `Peers` the world around it
 an agent    `Carrier`, as the orchestrator reaches it
+a head      `Copied`, as its orchestrator sees what copies the journal
 
 Who strikes the world and who judges it see its parts themselves: `scene`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.rules.cluster import Cluster
+from torchrelay.protocol.succession.succession import Succession, VoterId
 from torchrelay.simulation.model.life import Life, Main
 from torchrelay.simulation.model.plans import Plan
 from torchrelay.simulation.model.script import RankState, Script
@@ -87,6 +89,8 @@ class Watched(Timeline, Protocol):
 
     @property
     def checker(self) -> Witness: ...
+    @property
+    def reigns(self) -> Reigns: ...
     def heard(self, event: ev.Event, before: Cluster, after: Cluster) -> None: ...
     def entered(self, phase: WorkerPhase, rank: Rank | None) -> None: ...
 
@@ -219,5 +223,39 @@ class Carrier(Protocol):
 
     @property
     def node(self) -> NodeId: ...
-    def obey(self, batch: tuple[od.AnyOrder, ...]) -> None: ...
+    def obey(self, batch: tuple[od.AnyOrder, ...], known: int = 0) -> None: ...
     def disconnect(self) -> None: ...
+
+
+# ---------------------------------------------------------------- succession
+
+# One entry of a journal: an event, when it was heard, and whether more were heard with it.
+Entry = tuple[ev.Event, int, bool]
+
+
+class Copied(Protocol):
+    """Whoever copies a journal to heirs, and lets leave what follows from it when they have it."""
+
+    @property
+    def lease(self) -> int: ...
+    @property
+    def former(self) -> NodeId | None: ...
+    @property
+    def waits(self) -> bool: ...
+    @property
+    def late(self) -> bool: ...
+    def write(self, entries: Sequence[Entry]) -> None: ...
+    def leave(self, action: Callable[[], None]) -> None: ...
+    def mind(self, cluster: Cluster) -> None: ...
+
+
+class Reigns(Protocol):
+    """Who is told which orchestrators act, and what comes of it."""
+
+    def acts(self, succession: Succession, journal: Sequence[Entry]) -> None: ...
+    def noted(self, voter: VoterId, succession: Succession) -> None: ...
+    def obeyed(self, lease: int, known: int, node: NodeId) -> None: ...
+    def acknowledged(self, lease: int, known: int, node: NodeId) -> None: ...
+    def answered(self, lease: int, known: int) -> None: ...
+    def settled(self, living: Collection[VoterId], known: Iterable[Succession]) -> Succession: ...
+    def newer(self, order: tuple[int, int]) -> list[Succession]: ...

@@ -7,10 +7,11 @@ from typing import Protocol
 
 from torchrelay.protocol.messages.ids import NodeId, WorkerId
 from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.simulation.machine.court import Court
 from torchrelay.simulation.machine.machines import Machine
 from torchrelay.simulation.machine.shell import Shell
 from torchrelay.simulation.model.script import RankState
-from torchrelay.simulation.ports import Timeline
+from torchrelay.simulation.ports import Reigns, Timeline
 from torchrelay.simulation.worker.processes import Process
 
 
@@ -28,9 +29,14 @@ class Scene(Timeline, Protocol):
     @property
     def whole(self) -> bool: ...
     @property
+    def court(self) -> Court | None: ...
+    @property
+    def reigns(self) -> Reigns: ...
+    @property
     def job(self) -> Job | None: ...
     @property
     def phase(self) -> JobPhase | None: ...
     @property
     def over(self) -> bool: ...
+    def left_running(self) -> list[Process]: ...
     def at(self, address: str) -> Process | None: ...

@@ -9,6 +9,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -16,29 +17,33 @@ from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.enclosed import Resumed
 from torchrelay.protocol.messages.ids import START, Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.messages.orders import Park, Restore, Source
-from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import Job, JobPhase
-from torchrelay.protocol.recovery.ending import NO_SPARE, NO_STATE, PARKED, REFUSED, STOPPED
 from torchrelay.protocol.rules.cluster import Cluster
 from torchrelay.simulation.faults import Faults
-from torchrelay.simulation.judge.checks import Violation, check_dates, check_proofs
-from torchrelay.simulation.judge.invariants import MANY_MOVES, Checker
+from torchrelay.simulation.head_faults import give_up_who_is_apart
+from torchrelay.simulation.judge.checks import Reigns, Violation, check_dates, check_proofs
+from torchrelay.simulation.judge.ending import judge
+from torchrelay.simulation.judge.invariants import Checker
+from torchrelay.simulation.machine.agents import Agent
+from torchrelay.simulation.machine.court import Court
 from torchrelay.simulation.machine.machines import Machine
 from torchrelay.simulation.machine.shell import SMALL, Shell
 from torchrelay.simulation.model import script as sc
 from torchrelay.simulation.model.causes import Cause
+from torchrelay.simulation.model.large import enlarge
 from torchrelay.simulation.model.life import Life
-from torchrelay.simulation.model.plans import JOB, Lack, On, Plan, draw, enlarge, going_on
+from torchrelay.simulation.model.plans import JOB, On, Plan, draw, going_on
 from torchrelay.simulation.model.snapshot_store import Shot
 from torchrelay.simulation.ports import Got
 from torchrelay.simulation.worker.processes import Process
-from torchrelay.simulation.worker.training import EXIT_CODE, Training
+from torchrelay.simulation.worker.training import Training
 from torchrelay.simulation.worker.wiring import Wiring
 
 CALM_BOUND_MS = 150_000  # after the faults have ceased, every job has ended within this time
 MOST_RUNS = 3  # of one job that is parked again and again
 SETTLE_MS = 4_000  # after a job's end, for its processes to go
 DISK_FULL = 0.1  # of what is written down while there are faults
+RETURN_MS = 100_000  # ... where agents have to find the head first
 # More actions than any world needs: reaching it means that something goes round in circles.
 MAX_ACTIONS = 400_000
 
@@ -69,12 +74,15 @@ class World:
         self._heap: list[tuple[int, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._number = 0
         self.checker = Checker(self)
-        self.shell = Shell(self)
+        self.reigns = Reigns(self.seen)
+        self.court = None if plan.head is None else Court(self, NodeId(f"node-{plan.head}"))
+        self.shell = Shell(self) if self.court is None else self.court.acting.shell
         self.shell.hear(ev.JobSubmitted(spec=plan.spec))
+        make_agent = partial(Agent, self.shell) if self.court is None else self.court.make_agent
         self.machines: dict[NodeId, Machine] = {}
         for number, slots in enumerate(plan.slots):
             name = NodeId(f"node-{number}")
-            self.machines[name] = Machine(self, self.shell, self.processes, name, slots)
+            self.machines[name] = Machine(self, make_agent, self.processes, name, slots)
         if former is not None:
             self._go_on_from(former)
         self.faults = Faults(self)
@@ -127,8 +135,7 @@ class World:
             self.shell.hear(ev.SealFailed(job=JOB, name=name, reason="disk full"))
         elif not self.manifest and self.stormy and self.chance.random() < DISK_FULL:
             self.manifest = name
-            self.shell.crash()
-            self.after(300, self.shell.restart)
+            self.faults.crash_orchestrator(300)
             self.after(400, self._seal, name)
         else:
             self.manifest = name
@@ -158,12 +165,19 @@ class World:
                 break
             self.now = at_ms
             action(*given)
-            if until == bound and self.phase is JobPhase.ENDED:
+            if until == bound and self.phase is JobPhase.ENDED and not self.shell.waits:
                 self.faults.cease()
-                until = min(bound, self.now + SETTLE_MS)
+                until = min(bound, self.now + (SETTLE_MS if self.court is None else RETURN_MS))
+            if until != bound and self.court is not None and not self.left_running():
+                break
         if self._number >= most:
             raise Violation("the world does not come to rest")
         judge(self.checker)
+
+    def left_running(self) -> list[Process]:
+        """Processes that ought to have ended with the job."""
+        living = (each for each in self.processes.values() if each.alive and not each.undying)
+        return [each for each in living if not self.machines[each.node].lost]
 
     # ------------------------------------------------------------ watching
 
@@ -198,7 +212,7 @@ class World:
         if (old.starts, old.restarts) != (new.starts, new.restarts):
             self.checker.once.clear()  # all begin anew, and do again what was done once
             self.checker.furthest = START
-        if isinstance(event, ev.OnceRecorded) and event.restarts == now.attempts.restarts:
+        elif isinstance(event, ev.OnceRecorded) and event.restarts == now.attempts.restarts:
             self.checker.once.setdefault(event.rank, event.value)
         check_dates(self, event, after.now_ms, was, now)
         self.seen(f"event: {type(event).__name__} in {now.phase}")
@@ -241,6 +255,25 @@ class World:
             self.checker.trains_on(now)
         if was.open_incident is not None and now.open_incident is None:
             self.seen(f"resolution: {now.accounting.incidents[-1].resolution}")
+
+    def came_to(self, phase: str) -> None:
+        """The succession has come to something."""
+        self.tell(f"-- {phase}")
+        self.seen(f"succession: {phase}")
+        if phase == "acts":
+            give_up_who_is_apart(self)
+        self.after(0, self.faults.phase, On.SUCCESSION, phase)
+
+    def lose_power(self, machine: Machine) -> None:
+        """All that runs on a node is gone."""
+        machine.lose_power()
+        if self.court is not None:
+            self.court.lose_power(machine.node)
+
+    def network_changed(self) -> None:
+        """Nodes were cut off, or are back."""
+        if self.court is not None:
+            self.court.network_changed()
 
     def entered(self, phase: WorkerPhase, rank: Rank | None) -> None:
         """A worker's main thread enters a phase."""
@@ -390,93 +423,7 @@ def run_seed(seed: int, *, story: bool = False) -> Result:
 
 def run_large(seed: int, nodes: int, *, story: bool = False) -> Result:
     """The same with so many nodes of eight ranks."""
-    return run_plan(enlarge(draw(seed), nodes), story=story)
+    return run_plan(enlarge(draw(seed, crowned=False), nodes), story=story)
 
 
 __all__ = ["Cause", "Rank", "Result", "World", "run_large", "run_plan", "run_seed"]
-
-
-# ---------------------------------------------------------------- its end, judged
-
-
-def judge(checker: Checker) -> None:
-    """The end of the job, against what the world did to it."""
-    job = checker.world.shell.cluster.jobs[JOB]
-    joined = checker.world.shell.cluster.nodes
-    if job.outcome is None and any(each.lost and each.node not in joined for each in checker.world.machines.values()):
-        return  # it waits for a node that was lost before it had joined
-    if job.outcome is None:
-        checker.fail(f"the job has no end: {job.phase} since {job.phase_ms} ms, {job.why}")
-        return
-    code, reason = job.outcome.code, job.outcome.reason
-    if job.moving.named > MANY_MOVES:
-        checker.fail(f"{job.moving.named} moves were begun: they do not come to rest")
-    resolutions = {incident.resolution for incident in job.accounting.incidents}
-    if Resolution.OPEN in resolutions:
-        checker.fail("an incident is left open")
-    if not reason or any(not incident.cause for incident in job.accounting.incidents):
-        checker.fail("an end, or an incident, without a reason")
-    if code == 0:
-        _judge_success(checker)
-    else:
-        _judge_failure(checker, code, reason)
-    if Resolution.ROLLED_BACK in resolutions and not checker.unheld:
-        checker.fail("all went back to a snapshot, and every shard had a holder")
-    lost = max(incident.lost for incident in job.accounting.incidents) if job.accounting.incidents else 0
-    if lost > checker.world.plan.snapshots and not checker.node_was_lost:
-        checker.fail(f"{lost} steps were made again, with snapshots every {checker.world.plan.snapshots}")
-    if Resolution.FELL_BACK in resolutions and not checker.must_lose():
-        checker.fail(f"fell back without a cause: {reason}")
-    for process in checker.world.processes.values():
-        if process.alive and not process.undying and not checker.world.machines[process.node].lost:
-            checker.fail(f"{process.id} is left running")
-
-
-def _judge_success(checker: Checker) -> None:
-    for rank in range(checker.world.script.ranks):
-        done = [p for p in checker.world.processes.values() if p.rank == rank and p.training.finished]
-        end = checker.history.entered[-1][rank]
-        if not any(each.training.state == end or checker.spoiled for each in done):
-            checker.fail(f"the job ended with 0, and rank {rank} has not finished")
-    error = checker.world.script.error
-    if error is not None and not checker.causes - {Cause.SCRIPT}:
-        checker.fail("the script's own error was trained over")
-
-
-def _judge_failure(checker: Checker, code: int, reason: str) -> None:
-    """Every end but success has a cause in the world, and its code says which."""
-    spare_capacity = checker.usable_slots() >= checker.world.script.ranks
-    causes = checker.causes
-    match code:
-        case c if c == NO_SPARE:
-            just = Cause.UNDYING in causes or checker.node_was_lost or not spare_capacity
-        case c if c == NO_STATE:
-            just = bool(causes - {Cause.SCRIPT, Cause.TWICE, Cause.REFUSED, Cause.CANCELLED})
-            just = just or (checker.world.plan.apart and checker.struck)  # a rank's file is where no rank is any more
-        case c if c == REFUSED:
-            just = Cause.REFUSED in causes
-        case c if c == STOPPED:
-            just = checker.cancelled
-        case c if c == PARKED:
-            just = checker.world.whole
-        case c if c == checker.world.plan.script_code:
-            just = bool(causes & {Cause.SCRIPT, Cause.NEVER_STARTED, Cause.NEVER_CONNECTS, Cause.FROZEN})
-        case c if c == EXIT_CODE and Cause.TWICE in causes:
-            just = True
-        case _:
-            just = bool(causes & {Cause.NEVER_STARTED, Cause.NEVER_CONNECTS, Cause.FROZEN})
-    if not just:
-        checker.fail(f"the job ends with {code} ({reason}); the world knows no cause for it: {sorted(causes)}")
-    if code == checker.world.plan.script_code and checker.world.plan.script.error is not None:
-        _judge_burnt(checker)
-
-
-def _judge_burnt(checker: Checker) -> None:
-    """On an error of the script no spare is burnt; one that strikes one rank only needs a second opinion."""
-    error = checker.world.script.error
-    weather = checker.world.plan.weather
-    late = weather.reordered or weather.lost or weather.late or Lack.SLOW in checker.world.plan.lacks
-    if checker.unheld or checker.struck or late or checker.world.plan.spec.resumes is not None:
-        return  # something else has cost a spare (so may being slow), or what was raised is heard too late
-    if error is not None and len(checker.replacements) > (0 if error.rank is None else 1):
-        checker.fail(f"{len(checker.replacements)} spares were burnt on an error of the script")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from torchrelay.agent.allegiance import BALLOT, PATIENCE_S, Voting, Whereabouts
+from torchrelay.agent.allegiance import BALLOT, Voting, Whereabouts
 from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.succession.search import PATIENCE_MS
 from torchrelay.protocol.succession.succession import CopyId, Place, Succession, VoterId
 from torchrelay.wire.messages.channel import Ask, Note
 
@@ -75,7 +76,7 @@ def test_a_head_that_has_ended_is_waited_for_and_then_heirs_are_tried_in_turn_wi
     looking = Looking(proposed(1, 1, FIRST, SECOND))
     assert looking.where.may_move
     assert [looking.where.next() for _ in range(3)] == [HEAD.url] * 3
-    looking.now_s += PATIENCE_S
+    looking.now_s += PATIENCE_MS / 1000
     assert [looking.where.next() for _ in range(5)] == [FIRST.url, HEAD.url, SECOND.url, HEAD.url, FIRST.url]
 
 
@@ -93,7 +94,7 @@ def test_whoever_was_before_a_head_that_nobody_may_have_settled_is_tried_as_well
     looking = Looking(taken)
     assert looking.where.may_move
     looking.where.next()
-    looking.now_s += PATIENCE_S
+    looking.now_s += PATIENCE_MS / 1000
     assert {looking.where.next() for _ in range(8)} == {HEAD.url, FIRST.url, SECOND.url}
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.orchestrator.core.heirs import COME_S, SLOW_S, Heirs
+from torchrelay.orchestrator.core.clock import UNSAID, Clock
+from torchrelay.orchestrator.core.heirs import COME_S, IN_VAIN_S, REFUSED_S, SLOW_S, Heirs
+from torchrelay.orchestrator.core.watch import mind_what_waits
 from torchrelay.orchestrator.store.journal import Journal, JournalUnavailable, Superseded
-from torchrelay.orchestrator.store.parts import Copy, Row, own_copy
+from torchrelay.orchestrator.store.parts import Copy, Row, asked_before, note_asked, own_copy
 from torchrelay.protocol.messages.events import NodeJoined, NodeLost, Tick
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.state import Cluster
@@ -181,6 +183,41 @@ def test_what_follows_from_a_part_leaves_when_both_heirs_have_it_and_in_order(of
     assert one.sent[-2:] == two.sent[-2:]
 
 
+def test_time_stands_still_while_anything_waits_for_heirs(office: Office) -> None:
+    assert office.settled()
+    clock = Clock(1_000, lambda: round(office.now_s * 1e9))
+
+    def passed_ms(by_s: float) -> int:
+        before_ms = clock.now_ms()
+        office.now_s += by_s
+        mind_what_waits(office.heirs, clock)
+        return clock.now_ms() - before_ms
+
+    office.journal.append(Tick(), 1)
+    assert passed_ms(0.5) == 500, "nothing is to leave"
+    office.heirs.when_safe(lambda: None)
+    assert passed_ms(0.2) == 200, "copies take a moment"
+    assert passed_ms(0.2) == 200
+    assert passed_ms(5.0) == 0
+    office.hold()
+    assert passed_ms(0.1) == 0
+    assert passed_ms(0.5) == 500
+    assert clock.left_out_ms() == 5_100
+
+
+def test_a_clock_that_is_held_for_two_reasons_goes_on_when_both_are_over() -> None:
+    now_s = [10.0]
+    clock = Clock(0, lambda: round(now_s[0] * 1e9))
+    clock.hold()
+    clock.hold(UNSAID)
+    now_s[0] += 1
+    clock.release()
+    assert clock.held
+    now_s[0] += 1
+    clock.release(UNSAID)
+    assert (clock.held, clock.now_ms(), clock.left_out_ms()) == (False, 0, 2_000)
+
+
 def test_an_heir_that_is_lost_is_done_without_when_a_majority_has_noted_that(office: Office) -> None:
     office.settled()
     left: list[int] = []
@@ -261,6 +298,34 @@ def test_who_is_promised_away_by_a_majority_is_head_no_more(office: Office) -> N
         office.mind()
 
 
+def test_a_head_that_is_refused_and_not_answered_by_the_others_asks_for_another_lease(office: Office) -> None:
+    office.mind()
+    away = Ballot(promised=office.journal.lease + 1, promised_to=CopyId("other"))
+    office.heirs.hear_vote(Vote(voter=VoterId("m1.0"), granted=False, ballot=away))
+    office.now_s += REFUSED_S
+    office.mind()
+    assert not office.heirs.stuck, "three others may answer yet"
+    office.now_s += 0.1
+    with pytest.raises(Superseded):
+        office.mind()
+    assert office.heirs.stuck
+
+
+def test_a_head_that_nothing_leaves_any_more_is_none(office: Office) -> None:
+    assert office.settled()
+    for port in office.ports:
+        office.heirs.leave(port)
+    office.now_s += 2 * IN_VAIN_S
+    office.mind()  # nothing is to leave
+    office.journal.append(Tick(), 1)
+    office.heirs.when_safe(lambda: None)
+    office.now_s += IN_VAIN_S
+    office.mind()
+    office.now_s += 0.1
+    with pytest.raises(Superseded, match="nothing has left"):
+        office.mind()
+
+
 def test_what_cannot_be_written_is_proposed_to_nobody(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: Succession) -> None:
         raise JournalUnavailable("full")
@@ -334,3 +399,8 @@ class TestCopies:
         assert own_copy(tmp_path) == name
         boot.write_text("two\n")
         assert own_copy(tmp_path) != name
+
+    def test_a_lease_that_was_asked_for_is_known_to_the_next_process(self, tmp_path: Path) -> None:
+        assert asked_before(tmp_path) == 0
+        note_asked(tmp_path, 7)
+        assert asked_before(tmp_path) == 7

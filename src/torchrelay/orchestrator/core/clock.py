@@ -3,9 +3,9 @@
 Time in which the orchestrator could not listen does not count: nobody may be called late because the one who listens
 was away. It is left out when the process did not run (stopped, swapped out, its machine asleep), while it had so much
 to do that it looked at nothing else, and while the clock is held (after a start, until the agents are back; while the
-journal cannot be written). What was sent meanwhile is heard first, then deadlines go on. How much was left out is
-known: training may have stood still in it. (While a machine sleeps, its monotonic clock stands still: that time is
-known to nobody, and no rank on it trains.)
+journal cannot be written; while what was decided waits for heirs). What was sent meanwhile is heard first, then
+deadlines go on. How much was left out is known: training may have stood still in it. (While a machine sleeps, its
+monotonic clock stands still: that time is known to nobody, and no rank on it trains.)
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ LATE_NS = 1_000_000_000
 WORTH_NS = 20_000_000
 WORTH_WHILE_BUSY_NS = 500_000_000
 
+# Why the clock is held: agents are not heard, or do not hear what was decided.
+UNHEARD, UNSAID = "unheard", "unsaid"
+
 
 class Clock:
     """`now_ms()` starts at `start_ms`, `away_ms` later. `source` gives nanoseconds that never go back."""
@@ -36,8 +39,15 @@ class Clock:
         self._ran_ns = 0
         self._allowed_ns: int | None = None  # what may still count until somebody looks; None: all
         self._noted_ns = self._left_out_ns  # of what was left out, when it was last noted
-        self.held = False
+        self._holds: set[str] = set()
         self.skips = 0  # times that something worth noting was left out
+
+    @property
+    def held(self) -> bool:
+        return bool(self._holds)
+
+    def is_held(self, why: str) -> bool:
+        return why in self._holds
 
     def now_ms(self) -> int:
         """The time now, without the gaps."""
@@ -79,18 +89,19 @@ class Clock:
         self.now_ms()
         return self._ran_ns // 1_000_000
 
-    def hold(self) -> None:
-        """Stop the time, until `release`."""
+    def hold(self, why: str = UNHEARD) -> None:
+        """Stop the time, until `release` for the same reason."""
         self.now_ms()
-        self.held = True
+        self._holds.add(why)
 
-    def release(self) -> None:
-        """Let the time go on from where it was held."""
-        if self.held:
+    def release(self, why: str = UNHEARD) -> None:
+        """Let the time go on from where it was held, if nothing else holds it."""
+        if why in self._holds:
             self.now_ms()
-            self.held = False
-            self._noted_ns = self._left_out_ns
-            self.skips += 1
+            self._holds.remove(why)
+            if not self._holds:
+                self._noted_ns = self._left_out_ns
+                self.skips += 1
 
 
 def wall_clock_ms() -> int:

@@ -21,13 +21,13 @@ from typing import Protocol
 from msgspec import Struct, structs
 
 from torchrelay.orchestrator.core.traffic import AgentPort
-from torchrelay.orchestrator.store.journal import Journal, JournalUnavailable, Superseded
+from torchrelay.orchestrator.store.journal import JournalUnavailable, Superseded
 from torchrelay.orchestrator.store.parts import Row
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.succession.copying import Copying, forget, hear_held, let_leave, may_be_heirs, write
 from torchrelay.protocol.succession.head import Head, hear_noted, propose
-from torchrelay.protocol.succession.succession import CopyId, Place, VoterId, may_be_majority
+from torchrelay.protocol.succession.succession import CopyId, Place, Succession, VoterId, may_be_majority
 from torchrelay.wire.messages.channel import Appoint, Note, Vote
 from torchrelay.wire.messages.inheritance import Part
 
@@ -38,6 +38,9 @@ FEWEST_VOTERS = 3  # of two nodes no majority is left when one is lost
 SLOW_S = 1.5  # how long an heir may take to have a part before it is done without
 AGAIN_S = 0.5  # between two proposals of the same
 LOOK_S = 0.25  # between two looks whether the service has ended meanwhile
+REFUSED_S = 3.0  # how long a proposal may wait for others than those who have promised a higher lease
+IN_VAIN_S = 30.0  # how long anything may wait for heirs: a head that nothing leaves is none
+MOMENT_S = 0.25  # so long may anything wait for heirs before time stands still meanwhile
 COME_S = 30.0  # how long an appointed heir may take to have the whole journal
 
 
@@ -71,6 +74,15 @@ def settle(found: asyncio.Future[None]) -> None:
         found.set_result(None)
 
 
+class Written(Protocol):
+    """The head's journal. `on_part`: who is given each part, with its number."""
+
+    part: int
+    on_part: Callable[[int, tuple[Row, ...]], None] | None
+
+    def keep_succession(self, proposed: Succession) -> None: ...
+
+
 class HeirPort(Protocol):
     """The way to one heir. `send` never waits and never fails; who does not read is disconnected."""
 
@@ -93,16 +105,18 @@ class Heirs:
     """Of one head. `node`: its own, if it is one of the run's. `now_s`: a clock that never goes back.
 
     `former`: the node of the head whose place this one has taken. Nobody need wait for that node to come back first.
+    `draw`: a name of so many bytes that nobody can guess.
     """
 
     def __init__(
         self,
         head: Head,
-        journal: Journal,
+        journal: Written,
         *,
         node: NodeId | None,
         now_s: Callable[[], float],
         former: NodeId | None = None,
+        draw: Callable[[int], str] = secrets.token_hex,
     ) -> None:
         self.head = head
         self.former = former
@@ -111,8 +125,9 @@ class Heirs:
         self.own = {node} - {None}  # its own nodes: none of them keeps a copy for when this machine is lost
         self.over = False  # it ends: what changes now is no change
         self._now_s = now_s
+        self._draw = draw
         self._copying = Copying(written=journal.part)
-        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[int, float, Callable[[], None]]] = deque()  # since when
         self._ports: dict[CopyId, HeirPort] = {}
         self._behind_since_s: dict[CopyId, float] = {}
         self._appointed: dict[str, Appointed] = {}  # by key
@@ -120,7 +135,7 @@ class Heirs:
         self._cluster: Cluster | None = None
         self._connections: Mapping[NodeId, AgentPort] = {}
         self._refused: set[VoterId] = set()
-        self._told_s = 0.0
+        self._proposed_s = self._told_s = 0.0
         journal.on_part = self._copy
 
     def listens_at(self, url: str) -> None:
@@ -136,14 +151,24 @@ class Heirs:
         """Do this as soon as all heirs have what has been written by now: at once, if they have. In order."""
         self._copying = let_leave(self._copying, self.head)
         if self._waiting or self._copying.left < self._journal.part:
-            self._waiting.append((self._journal.part, action))
+            self._waiting.append((self._journal.part, self._now_s(), action))
         else:
             action()
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything waits for heirs."""
+        return bool(self._waiting)
+
+    @property
+    def late(self) -> bool:
+        """Whether something has waited for heirs for so long that nobody may be called late for not answering it."""
+        return self.waits and self._now_s() - self._waiting[0][1] > MOMENT_S
 
     def _let_out(self) -> None:
         self._copying = let_leave(self._copying, self.head)
         while self._waiting and self._waiting[0][0] <= self._copying.left:
-            self._waiting.popleft()[1]()
+            self._waiting.popleft()[2]()
 
     def _copy(self, number: int, rows: tuple[Row, ...]) -> None:
         self._copying = write(self._copying)
@@ -205,6 +230,7 @@ class Heirs:
             raise Superseded(self.stuck)
         self._cluster, self._connections = cluster, connections
         self._part_with_slow()
+        self._mind_what_is_in_vain()
         if self.head.proposed is None:
             self._propose(cluster)
         else:
@@ -247,6 +273,19 @@ class Heirs:
             if not all(may_be_majority(self._refused, group) for group in proposed.groups):
                 self.stuck = f"a majority of the agents has promised lease {vote.ballot.promised} to another node"
 
+    def _mind_what_is_in_vain(self) -> None:
+        """Those who could still make a majority may be lost for good. Then it waits at its door, as all others do.
+
+        Who refuses notes a higher lease only; whoever was promised that need not have become head.
+        """
+        now_s = self._now_s()
+        if self.head.proposed is not None and self._refused and now_s - self._proposed_s > REFUSED_S:
+            self.stuck = "agents have promised a higher lease, and too few of the others answer"
+        elif self._waiting and now_s - self._waiting[0][1] > IN_VAIN_S:
+            self.stuck = f"for {IN_VAIN_S:g} s too few agents have answered, and nothing has left"
+        if self.stuck:
+            raise Superseded(self.stuck)
+
     def _settled(self) -> None:
         now = self.head.settled
         self._journal.keep_succession(now)
@@ -266,7 +305,7 @@ class Heirs:
         self._journal.keep_succession(after.proposed)  # first, as ever
         self.head = after
         self._refused.clear()
-        self._told_s = -AGAIN_S
+        self._proposed_s, self._told_s = self._now_s(), -AGAIN_S
         self._ask()
 
     def _ask(self) -> None:
@@ -328,7 +367,7 @@ class Heirs:
         free = [node for node in free if is_alive(cluster, node) and self._connections[node].voter]
         free.sort(key=lambda node: (node in self._passed_over, node))
         for node in free[: HEIRS - len(taken)] if len(taken) < HEIRS else ():
-            order = Appoint(copy=CopyId(f"{node}.{secrets.token_hex(8)}"), key=secrets.token_hex(32))
+            order = Appoint(copy=CopyId(f"{node}.{self._draw(8)}"), key=self._draw(32))
             self._appointed[order.key] = Appointed(node, order.copy, self._now_s())
             self._connections[node].send(order)
 

@@ -21,12 +21,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from torchrelay.orchestrator.core.clock import Clock, wall_clock_ms
+from torchrelay.orchestrator.core.clock import UNHEARD, Clock, wall_clock_ms
 from torchrelay.orchestrator.core.compaction import Compaction
 from torchrelay.orchestrator.core.heirs import Heirs, at_once
 from torchrelay.orchestrator.core.rules import all_ended, refusal
 from torchrelay.orchestrator.core.traffic import AgentPort, Heard, Inbox, send_orders, settle, tell, terms_of, those_new
-from torchrelay.orchestrator.core.watch import Watch, is_rival, listen_anew, note_beat, note_end
+from torchrelay.orchestrator.core.watch import Watch, is_rival, listen_anew, mind_what_waits, note_beat, note_end
 from torchrelay.orchestrator.store.journal import (
     Call,
     Journal,
@@ -137,9 +137,10 @@ class Orchestrator:
                     heard = await self._inbox.get()
             except TimeoutError:
                 heard = None
-            if self.clock.held and not (self.degraded or self._watch.still) and self._agents_are_back():
+            if self.clock.is_held(UNHEARD) and not (self.degraded or self._watch.still) and self._agents_are_back():
                 self.clock.release()
                 self._listen_anew()
+            mind_what_waits(self.heirs, self.clock)
             if self.degraded:
                 self._refuse(*([heard] if heard is not None else []))
                 self._try_journal()
@@ -170,9 +171,7 @@ class Orchestrator:
             self._take(together)
 
     def _pause(self) -> float:
-        if self.degraded:
-            return REPEAT_S
-        return RESTLESS_S if self.busy else CALM_S
+        return REPEAT_S if self.degraded else RESTLESS_S if self.busy else CALM_S
 
     def put(self, event: Event, call: Call | None = None) -> asyncio.Future[int]:
         """Let the orchestrator hear an event, and who asked for it. The future is its number in the journal."""

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from torchrelay.orchestrator.core.clock import Clock
+from torchrelay.orchestrator.core.clock import UNSAID, Clock
+from torchrelay.orchestrator.core.heirs import Heirs
 from torchrelay.orchestrator.core.traffic import AgentPort
 from torchrelay.orchestrator.store.journal import Reached
 from torchrelay.protocol.health.deafness import Deafness, is_deaf, limit_ms, set_back
@@ -105,6 +106,14 @@ def listen_anew(failure_detector: FailureDetector, cluster: Cluster, now_ms: int
         if node.alive:
             failure_detector = hear(failure_detector, Beat(node=node.node, incarnation=node.incarnation), now_ms)
     return failure_detector
+
+
+def mind_what_waits(heirs: Heirs | None, clock: Clock) -> None:
+    """As long as heirs are waited for, nobody can answer what was decided: time stands still."""
+    if heirs is not None and heirs.late:
+        clock.hold(UNSAID)
+    else:
+        clock.release(UNSAID)
 
 
 # ---------------------------------------------------------------- how far jobs are, for reading only

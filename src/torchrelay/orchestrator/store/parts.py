@@ -81,6 +81,24 @@ def write_copy_name(run_dir: Path, name: str) -> None:
     draft.replace(run_dir / COPY)
 
 
+ASKED = "asked"  # a file, too
+
+
+def asked_before(run_dir: Path) -> int:
+    """The highest lease that this folder's orchestrator has asked for. It must not propose twice under one."""
+    try:
+        return int((run_dir / ASKED).read_text())
+    except FileNotFoundError:
+        return 0
+
+
+def note_asked(run_dir: Path, lease: int) -> None:
+    """It is going to ask for this lease. The process may be lost after that; with the machine the copy's name is."""
+    draft = run_dir / f".{ASKED}"
+    draft.write_text(f"{lease}\n")
+    draft.replace(run_dir / ASKED)
+
+
 # ---------------------------------------------------------------- a copy that is written on
 
 

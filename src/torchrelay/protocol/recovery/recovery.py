@@ -54,6 +54,7 @@ from torchrelay.protocol.recovery.records import ask_others, buddies_to_ask, not
 from torchrelay.protocol.recovery.replicas import DETECTOR, differing_at_the_end
 from torchrelay.protocol.recovery.requests import weigh_requests
 from torchrelay.protocol.recovery.rollback import (
+    is_out_of_reach,
     is_somewhere,
     keepers_of,
     may_come,
@@ -337,6 +338,8 @@ def what_lacks(cluster: Cluster, job: Job, rank: Rank, point: Point) -> str:
         there = seat.record_of(point) is not None and is_somewhere(job, rank, point)
         if not there and (late or not may_come(cluster, job, rank)):
             return f"the snapshot of rank {rank} at {point} is lost"
+        if there and job.resuming and is_out_of_reach(cluster, job, rank):
+            return f"no rank is where the files of rank {rank} are found"
     elif seat.record_of(point) is None:
         times = ALL_SILENT if job.answered_ms is None else 1  # as in `lose_silent`
         asked_ms = max(job.phase_ms, seat.ended_ms, job.answered_ms or 0)

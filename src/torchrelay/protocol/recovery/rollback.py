@@ -320,6 +320,11 @@ def may_come(cluster: Cluster, job: Job, rank: Rank) -> bool:
     return False
 
 
+def is_out_of_reach(cluster: Cluster, job: Job, rank: Rank) -> bool:
+    """Whether nobody hands out what a node has of this rank, nor will: all ranks are taken, and none is there."""
+    return not keepers_of(cluster, job, rank, tried=True) and not may_come(cluster, job, rank)
+
+
 def holders_on(cluster: Cluster, job: Job, nodes: Iterable[NodeId]) -> list[tuple[Rank, Worker]]:
     """The ranks that are held on these nodes, in order, and by whom."""
     there = (worker for node in nodes for worker in cluster.on_node(node))

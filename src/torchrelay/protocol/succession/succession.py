@@ -87,6 +87,12 @@ def as_settled(succession: Succession) -> Succession:
     return msgspec.structs.replace(succession, base=None)
 
 
+def others_in(known: Succession, own: CopyId) -> list[Place]:
+    """Whoever may have become head, as far as this succession tells."""
+    found = {place.copy: place for each in known.chain for place in (each.head, *each.heirs)}
+    return [place for copy, place in found.items() if copy != own and place.url]
+
+
 def is_majority(some: Collection[VoterId], voters: Iterable[VoterId]) -> bool:
     """Whether so many have noted it that any other majority has one of them. Of nobody, nobody is one."""
     among = frozenset(voters)

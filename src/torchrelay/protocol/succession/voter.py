@@ -47,3 +47,10 @@ def promise(ballot: Ballot, lease: int, copy: CopyId) -> tuple[Ballot, bool]:
     if ballot.noted is not None and ballot.noted.lease >= lease:
         return ballot, False  # it is head already
     return msgspec.structs.replace(ballot, promised=lease, promised_to=copy), True
+
+
+def in_short(ballot: Ballot) -> Ballot:
+    """As a head is told of it: it knows what it has said, and thousands need not repeat that."""
+    if ballot.noted is None:
+        return ballot
+    return msgspec.structs.replace(ballot, noted=msgspec.structs.replace(ballot.noted, voters=(), base=None))

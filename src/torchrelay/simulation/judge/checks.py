@@ -9,15 +9,18 @@ the standstill    begins when the first stands at the boundary, and the pause en
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
-from torchrelay.protocol.messages.ids import START, Point, Rank, WorkerId
+from torchrelay.protocol.messages.ids import START, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.model.incident import UNSETTLED, Mark, Resolution
 from torchrelay.protocol.model.job import Job, JobPhase
-from torchrelay.protocol.model.moves import Move, MoveState
+from torchrelay.protocol.model.moves import Move, MoveState, Request
 from torchrelay.protocol.model.roster import Seat
+from torchrelay.protocol.succession.succession import CopyId, Succession, VoterId, as_settled, is_majority
+from torchrelay.simulation.ports import Entry
 from torchrelay.simulation.scene import Scene
 
 
@@ -137,7 +140,128 @@ def furthest(world: Scene, rank: Rank) -> Point:
     return max((point for point in every if point is not None), default=START)
 
 
+# ---------------------------------------------------------------- what was asked for
+
+
+def check_cutover(was: Job, now: Job) -> None:
+    """All were connected anew for a move: then a rank of it has changed hands."""
+    before, after = was.open_move, now.open_move
+    if before is None or after is None or (before.state, after.state) != (MoveState.STOPPING, MoveState.CUT_OVER):
+        return
+    if not any(now.seats[rank].worker != was.seats[rank].worker for rank in after.ranks):
+        raise Violation(f"all are connected anew for {after.name}, and nobody has moved")
+
+
+def check_settled(world: Scene, job: Job, rank: Rank, request: Request) -> None:
+    """A request is not kept any more: a move tells why, and unless it was given up, the rank is where wanted."""
+    told = {
+        move.state
+        for move in job.moving.moves
+        if move.outgoing_workers.get(rank) == request.worker and lets_go(move, rank)
+    }
+    if not told:
+        raise Violation(f"what was asked for rank {rank} is forgotten, and no move tells of it")
+    holder = job.seats[rank].worker
+    worker = None if holder is None else world.shell.cluster.workers.get(holder)
+    if MoveState.FAILED in told or worker is None:
+        return
+    fits = worker.node == request.to if request.to else worker.place != f"{request.node}/{request.slot}"
+    if not fits:
+        raise Violation(f"rank {rank} is on {worker.place}, and what was asked for it is forgotten")
+
+
 def lets_go(move: Move, rank: Rank) -> bool:
     """Whether a move is over for a rank, and has not only been called off."""
     over = rank not in move.ranks if move.open else move.state is not MoveState.CALLED_OFF
     return over or rank in move.moved
+
+
+# ---------------------------------------------------------------- who acts
+
+
+@dataclass
+class Reign:
+    """What an orchestrator has written; `known`: how much of it has had an effect."""
+
+    copy: CopyId
+    journal: Sequence[Entry]
+    known: int = 0
+    shared: dict[int, int] = field(default_factory=dict)  # with others, by their lease: how much stands in both
+
+
+class Reigns:
+    """All of a world. `seen` is told what comes late, and does no harm."""
+
+    def __init__(self, seen: Callable[[str], None]) -> None:
+        self._seen = seen
+        self.reigns: dict[int, Reign] = {}
+        self.successions: dict[tuple[int, int], tuple[Succession, set[VoterId]]] = {}  # with who has noted it
+
+    # ------------------------------------------------------------ who acts
+
+    def acts(self, succession: Succession, journal: Sequence[Entry]) -> None:
+        """An orchestrator begins to act: its first succession is settled."""
+        lease, copy = succession.lease, succession.head.copy
+        if lease in self.reigns:
+            raise Violation(f"{copy} acts under lease {lease}, and so does {self.reigns[lease].copy}")
+        reign = Reign(copy, journal)
+        for other, before in self.reigns.items():
+            both = shared(before.journal, journal)
+            reign.shared[other] = before.shared[lease] = both
+            if other < lease and before.known > both:
+                lacks = f"with {both} entries of {before.copy}, and {before.known} have had effects"
+                raise Violation(f"{copy} acts under lease {lease} {lacks}")
+        self.reigns[lease] = reign
+
+    def obeyed(self, lease: int, known: int, node: NodeId) -> None:
+        """An agent obeys an order that was given when so much stood in the journal."""
+        if self._has_effect(lease, known, f"{node} obeys an order of lease {lease}"):
+            self._seen("late: an order of a former head")
+
+    def acknowledged(self, lease: int, known: int, node: NodeId) -> None:
+        """An agent hears that what it told stands in the journal."""
+        if self._has_effect(lease, known, f"{node} is told under lease {lease} that its event is kept"):
+            self._seen("late: an acknowledgement of a former head")
+
+    def answered(self, lease: int, known: int) -> None:
+        """An operator hears that what was asked for stands in the journal."""
+        self._has_effect(lease, known, f"an operator is answered under lease {lease}")
+
+    def _has_effect(self, lease: int, known: int, what: str) -> bool:
+        """Whether somebody acts with a higher lease by then."""
+        reign = self.reigns[lease]
+        higher = [other for other in self.reigns if other > lease]
+        for other in higher:
+            if known > reign.shared[other]:
+                raise Violation(f"{what}, and {self.reigns[other].copy} acts, which does not know why")
+        reign.known = max(reign.known, known)
+        return bool(higher)
+
+    # ------------------------------------------------------------ what is settled
+
+    def noted(self, voter: VoterId, succession: Succession) -> None:
+        """A voter has noted a succession."""
+        known, voters = self.successions.setdefault(succession.order, (succession, set()))
+        if as_settled(known) != as_settled(succession):
+            raise Violation(f"two successions are numbered {succession.order}: {known} and {succession}")
+        voters.add(voter)
+
+    def settled(self, living: Collection[VoterId], known: Iterable[Succession]) -> Succession:
+        """The newest succession that is settled as far as those who live can tell. `known`: to be, by one of them."""
+        noted = [(one, voters & set(living)) for one, voters in self.successions.values()]
+        found = [one for one, voters in noted if all(is_majority(voters, group) for group in one.groups)]
+        return max((*found, *known), key=lambda one: one.order)
+
+    def newer(self, order: tuple[int, int]) -> list[Succession]:
+        """Those that somebody has noted, and that may be settled some day."""
+        return [one for known, (one, _) in self.successions.items() if known > order]
+
+
+def shared(one: Sequence[Entry], other: Sequence[Entry]) -> int:
+    """How much at the beginning of two journals is the same entry."""
+    both = 0
+    for mine, theirs in zip(one, other, strict=False):
+        if mine is not theirs:
+            break
+        both += 1
+    return both

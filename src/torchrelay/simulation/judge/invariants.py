@@ -19,9 +19,8 @@ from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import START, Generation, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.model.job import Job, JobPhase
-from torchrelay.protocol.model.moves import MoveState, Request
 from torchrelay.protocol.model.state import Cluster
-from torchrelay.simulation.judge.checks import Violation, check_together, lets_go
+from torchrelay.simulation.judge.checks import Violation, check_cutover, check_settled, check_together
 from torchrelay.simulation.machine.machines import Machine
 from torchrelay.simulation.model import script as sc
 from torchrelay.simulation.model.causes import Cause
@@ -59,6 +58,8 @@ class Checker:
         self.struck = False  # by any fault
         self.orphans: dict[Rank, Process] = {}  # lost with their node and page; not yet replaced
         self.node_was_lost = False
+        self.away: set[Machine] = set()  # given up, though they live: what is there is of no use
+        self.shaken = False  # the orchestrator was lost, or some nodes could not reach it
         self.tainted: set[tuple[NodeId, int]] = set()  # slots that were not to be used, at any time
         self.spoiled = False  # a flipped bit has spread
         self.unheld = False  # a shard was without a holder
@@ -81,7 +82,7 @@ class Checker:
 
     def requests(self, event: ev.Event, was: Job, now: Job) -> None:
         """What operators have asked for, before and after an event that the orchestrator has heard."""
-        self.cut_over(was, now)
+        check_cutover(was, now)
         withdrawn = event.ranks if isinstance(event, ev.MoveWithdrawn) else ()
         for rank, request in was.moving.requests.items():
             kept = now.moving.requests.get(rank)
@@ -89,32 +90,7 @@ class Checker:
                 if self.world.phase is JobPhase.RUNNING and kept.worker != now.seats[rank].worker:
                     self.fail(f"rank {rank} is to move, and that is asked of {kept.worker}, which does not hold it")
             elif rank not in withdrawn and not self.world.over:
-                self.settled(now, rank, request)
-
-    def cut_over(self, was: Job, now: Job) -> None:
-        """All were connected anew for a move: then a rank of it has changed hands."""
-        before, after = was.open_move, now.open_move
-        if before is None or after is None or (before.state, after.state) != (MoveState.STOPPING, MoveState.CUT_OVER):
-            return
-        if not any(now.seats[rank].worker != was.seats[rank].worker for rank in after.ranks):
-            self.fail(f"all are connected anew for {after.name}, and nobody has moved")
-
-    def settled(self, job: Job, rank: Rank, request: Request) -> None:
-        """A request is not kept any more: a move tells why, and unless it was given up, the rank is where wanted."""
-        told = {
-            move.state
-            for move in job.moving.moves
-            if move.outgoing_workers.get(rank) == request.worker and lets_go(move, rank)
-        }
-        if not told:
-            self.fail(f"what was asked for rank {rank} is forgotten, and no move tells of it")
-        holder = job.seats[rank].worker
-        worker = None if holder is None else self.world.shell.cluster.workers.get(holder)
-        if MoveState.FAILED in told or worker is None:
-            return
-        fits = worker.node == request.to if request.to else worker.place != f"{request.node}/{request.slot}"
-        if not fits:
-            self.fail(f"rank {rank} is on {worker.place}, and what was asked for it is forgotten")
+                check_settled(self.world, now, rank, request)
 
     # ------------------------------------------------------------ faults
 
@@ -172,7 +148,12 @@ class Checker:
     def rolling(self) -> bool:
         """Whether all ranks go back to a snapshot, as they must."""
         job = self.world.job
-        return job is not None and (self.unheld or job.resuming) and job.rollback.point is not None
+        return job is not None and (self.may_roll or job.resuming) and job.rollback.point is not None
+
+    @property
+    def may_roll(self) -> bool:
+        """Whether something was lost that only snapshots have: a shard, or a rank's private state."""
+        return self.unheld or Cause.NODE in self.causes
 
     def weigh_victims(self) -> None:
         """They may have woken up and trained on before they were found; or the last of their shard has left since."""
@@ -235,11 +216,17 @@ class Checker:
     def given_up(self, machine: Machine) -> None:
         """It was silent for too long. One crash of its agent is short, or one split; one after the other may not be."""
         short = {FaultKind.AGENT, FaultKind.SPLIT, FaultKind.DEAF, FaultKind.ORCHESTRATOR}
-        if sum(strike.kind in short for strike in self.world.plan.strikes) > 1:
+        if self.shaken or sum(strike.kind in short for strike in self.world.plan.strikes) > 1:
+            self.away |= {machine} if self.shaken else set()
             self.node_gone(machine)
         elif machine in self.going:  # cut off from the orchestrator alone, its workers have gone on until now
             self.orphan(machine)
             self.weigh_records()
+
+    def shake(self) -> None:
+        """Some nodes have lost the orchestrator: who does not come to the next one in time is given up."""
+        self.broke()
+        self.shaken = self.node_was_lost = True
 
     def node_gone(self, machine: Machine) -> None:
         self.node_was_lost = self.disturbed = True  # also with workers that were only to start there
@@ -473,7 +460,8 @@ class Checker:
 
     def usable_slots(self) -> int:
         """Slots that are surely there and not cordoned."""
-        return sum(self._slots_of(machine) for machine in self.world.machines.values() if not machine.lost)
+        there = (machine for machine in self.world.machines.values() if not machine.lost and machine not in self.away)
+        return sum(map(self._slots_of, there))
 
     def _slots_of(self, machine: Machine) -> int:
         spec = self.world.plan.spec

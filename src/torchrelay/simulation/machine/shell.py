@@ -7,6 +7,7 @@ agents are back, as in the real one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -20,8 +21,10 @@ from torchrelay.protocol.rules.answers import is_repeated
 from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance, orders
 from torchrelay.protocol.rules.standing import StandingOrders
 from torchrelay.simulation.machine.network import Connection
-from torchrelay.simulation.ports import Watched
+from torchrelay.simulation.ports import Copied, Entry, Watched
 
+# Why the clock is held.
+AWAY, DEAF, UNSAID = "agents are to come back", "nobody is heard", "what was decided waits for heirs"
 TICK_MS = 250
 REPEAT_MS = 1_000
 SMALL = 32  # ranks: of more, all orders are not compared after every event
@@ -55,10 +58,13 @@ SEQUENCE: dict[Any, int] = {
 class Shell:
     """The orchestrator's process."""
 
-    def __init__(self, world: Watched) -> None:
+    def __init__(self, world: Watched, copied: Copied | None = None, *, up: bool = True) -> None:
         self.world = world
-        self.up = True
-        self.journal: list[tuple[ev.Event, int, bool]] = []
+        self.copied = copied  # None: it is alone, and nothing waits to leave
+        self.up = up
+        self.frozen = False  # its process is stopped
+        self.superseded = False  # another one acts, with a higher lease: what this one does is of no account
+        self.journal: list[Entry] = []
         self.cluster: Cluster = EMPTY
         self.failure_detector = FailureDetector()
         self.standing = StandingOrders()
@@ -67,9 +73,11 @@ class Shell:
         self._behind_ms = 0  # time that was left out
         self._told_ms = 0  # of it, what the ledger knows
         self._held_ms: int | None = None  # since when the clock is held
+        self._holds: set[str] = set()  # why it is
         self._deafness = Deafness()
+        self._away_ms = 0  # when it began to wait for the agents to come back
         self._repeated_ms = 0
-        self._inbox: list[tuple[ev.Event, int, Callable[[], None]]] = []  # with the time of arrival
+        self._inbox: list[tuple[ev.Event, int, Callable[[int], None]]] = []  # with the time of arrival
         self._busy = Random(world.plan.seed ^ 0x10AD)  # apart, so that chance elsewhere stays what it was
         self._busy_ms = self._busy.choice(BUSY_MS)
         self._looked, self._look_every = 0, 1 + world.plan.spec.world_size // SMALL
@@ -91,18 +99,49 @@ class Shell:
 
     def _hear_all(self, events: Sequence[ev.Event]) -> None:
         now = self.now_ms
-        for number, event in enumerate(events, 1):
-            more = number < len(events)
-            self.journal.append((event, now, more))
+        entries = [(event, now, number < len(events)) for number, event in enumerate(events, 1)]
+        self.journal += entries
+        if self.copied is not None:
+            self.copied.write(entries)
+        for event, _, more in entries:
             before, self.cluster = self.cluster, advance(self.cluster, event, now, more=more)
             self.failure_detector = forget(self.failure_detector, before, self.cluster)
-            self.world.heard(event, before, self.cluster)
+            if self.superseded:
+                self.world.seen("late: a former head decides")
+            else:
+                self.world.heard(event, before, self.cluster)
         fresh = list(od.singly(self.standing.follow(self.cluster)))
         self._looked += 1
         if self._looked % self._look_every == 0:  # a look at all ranks
             self.world.checker.stands(frozenset(self.standing), orders(self.cluster))
-        self.world.checker.ordered(fresh)
+        if fresh:
+            self._leave(self._ordered, fresh)
         self._send(fresh)
+
+    def _ordered(self, fresh: list[od.Order]) -> None:
+        """Orders leave. If heirs were waited for, some may not stand any more."""
+        if not self.superseded:
+            standing = frozenset(self.standing)
+            self.world.checker.ordered([order for order in fresh if order in standing])
+
+    def hear_operator(self, event: ev.Event, answered: Callable[[int], None]) -> None:
+        """An operator, or a detector, says something, and is answered when that can be lost no more."""
+        self.hear(event)
+        self._leave(answered, len(self.journal))
+
+    # ------------------------------------------------------------ leaving
+
+    @property
+    def waits(self) -> bool:
+        """Whether something waits to leave."""
+        return self.copied is not None and self.copied.waits
+
+    def _leave(self, action: Callable[..., None], *given: Any) -> None:
+        """Something leaves, when the heirs have all that it depends on."""
+        if self.copied is None:
+            action(*given)
+        else:
+            self.copied.leave(partial(action, *given))
 
     def _own_up(self) -> None:
         """Let the ledger know how long nobody listened, before what was said meanwhile is heard."""
@@ -111,8 +150,8 @@ class Shell:
             self.hear(ev.TimeLeftOut(ms=untold))
             self._told_ms += untold
 
-    def hear_agent(self, connection: Connection, event: ev.Event, written: Callable[[], None]) -> None:
-        """An agent's event arrives. `written` is called when it is in the journal.
+    def hear_agent(self, connection: Connection, event: ev.Event, written: Callable[[int], None]) -> None:
+        """An agent's event arrives. `written` is called when it is in the journal, with how much stands there.
 
         What workers tell is heard together, as much of it as comes while the orchestrator is busy.
         """
@@ -130,6 +169,9 @@ class Shell:
         """Hear what has come by now."""
         if start != self.starts or not self.up or not self._inbox:
             return
+        if self.frozen:
+            self.world.after(TICK_MS, self._take, start)
+            return
         taken, self._inbox = self._inbox, []
         waited = [(ev.age_event(event, self.world.now - at_ms), written) for event, at_ms, written in taken]
         told = [event for event, _ in waited if isinstance(event, ev.WORKERS_TELL)]
@@ -141,7 +183,7 @@ class Shell:
             if not isinstance(event, ev.WORKERS_TELL):  # it came last
                 self.hear(event)
         for _, written in waited:
-            written()
+            self._leave(written, len(self.journal))
 
     def hear_beat(self, connection: Connection, beat: Beat) -> None:
         if not self.up:
@@ -162,6 +204,10 @@ class Shell:
     def _tick(self, start: int) -> None:
         if start != self.starts or not self.up:
             return
+        if self.frozen:
+            self.world.after(TICK_MS, self._tick, start)
+            return
+        self._mind_what_waits()
         self._release()
         self._mind_silence()
         now = self.now_ms
@@ -174,21 +220,46 @@ class Shell:
         if self.world.now - self._repeated_ms >= REPEAT_MS:
             self._repeated_ms = self.world.now
             self._send(self.standing.due())
+        if self.copied is not None:
+            self.copied.mind(self.cluster)
         self.world.after(TICK_MS, self._tick, start)
 
     def _release(self) -> None:
         """Let the clock go on when all agents are back, or had their time."""
-        if self._held_ms is None or self._deafness.still:
+        if AWAY not in self._holds or self._deafness.still:
             return
-        missing = [name for name, node in self.cluster.nodes.items() if node.alive and name not in self.links]
-        if missing and self.world.now - self._held_ms < RETURN_MS:
-            return
-        self._go_on(self._held_ms)
-        self._listen_anew()
+        known = {*self.links, None if self.copied is None else self.copied.former}
+        missing = [name for name, node in self.cluster.nodes.items() if node.alive and name not in known]
+        if not missing or self.world.now - self._away_ms >= RETURN_MS:
+            self._go_on(AWAY)
+            self._listen_anew()
 
-    def _go_on(self, held_ms: int) -> None:
-        self._behind_ms += self.world.now - held_ms
-        self._held_ms = None
+    def _mind_what_waits(self) -> None:
+        """While nothing may leave, nobody can be late. Who was silent stays so."""
+        if self.copied is not None and self.copied.late:
+            self._hold(UNSAID)
+        else:
+            self._go_on(UNSAID)
+
+    def wake_up(self, since_ms: int) -> None:
+        """Its process was stopped since then: that time is left out, as the real clock does."""
+        self.frozen = False
+        if self._held_ms is None:
+            self._held_ms = since_ms
+        self._holds.add(AWAY)
+        self._away_ms = self.world.now
+
+    def _hold(self, why: str) -> None:
+        if self._held_ms is None:
+            self._held_ms = self.world.now
+        self._holds.add(why)
+
+    def _go_on(self, why: str) -> None:
+        """The clock goes on, if nothing else holds it."""
+        self._holds.discard(why)
+        if self._held_ms is not None and not self._holds:
+            self._behind_ms += self.world.now - self._held_ms
+            self._held_ms = None
 
     def _mind_silence(self) -> None:
         """Hold the clock while nobody is heard; while it is held for another reason nobody is silent."""
@@ -198,9 +269,9 @@ class Shell:
         before, now = self._deafness, self.world.now
         self._deafness = before.look(deaf, now)
         if self._deafness.still and not before.still:
-            self._held_ms = now
+            self._hold(DEAF)
         elif before.since_ms is not None and not self._deafness.still:
-            self._go_on(before.since_ms)
+            self._go_on(DEAF)
             self.failure_detector = set_back(self.failure_detector, before.stood_ms(now))
 
     def _listen_anew(self) -> None:
@@ -236,9 +307,9 @@ class Shell:
             if self.world.stormy and self.world.plan.weather.reordered:
                 self.world.chance.shuffle(batch)
                 for order in batch:
-                    link.down(link.agent.obey, (order,))
+                    self._leave(link.down, link.agent.obey, (order,), len(self.journal))
             else:
-                link.down(link.agent.obey, tuple(batch))
+                self._leave(link.down, link.agent.obey, tuple(batch), len(self.journal))
 
     # ------------------------------------------------------------ crash and return
 
@@ -253,20 +324,35 @@ class Shell:
         """Replay the journal, hold the clock, and wait for the agents."""
         if self.up:
             return
-        cluster = EMPTY
-        for event, at_ms, more in self.journal:
-            cluster = advance(cluster, event, at_ms, more=more)
+        cluster = replay(self.journal)
         self.world.checker.replayed(self.cluster, cluster)
+        self._begin(cluster)
+
+    def succeed(self, journal: Sequence[Entry]) -> None:
+        """Go on with a copy of another's journal."""
+        self.journal = list(journal)
+        self._begin(replay(self.journal))
+
+    def _begin(self, cluster: Cluster) -> None:
         self.cluster, self.failure_detector, self.standing = cluster, FailureDetector(), StandingOrders()
         self.standing.follow(cluster)
         last_ms = self.journal[-1][1] if self.journal else 0
         self._behind_ms = self.world.now - last_ms
         self._told_ms = sum(event.ms for event, _, _ in self.journal if isinstance(event, ev.TimeLeftOut))
-        self._held_ms, self._deafness = self.world.now, Deafness()
+        self._held_ms = self._away_ms = self.world.now
+        self._holds, self._deafness = {AWAY}, Deafness()
         self.up = True
         self.starts += 1
         self._listen_anew()
         self._tick(self.starts)
+
+
+def replay(journal: Iterable[Entry]) -> Cluster:
+    """What a journal says."""
+    cluster = EMPTY
+    for event, at_ms, more in journal:
+        cluster = advance(cluster, event, at_ms, more=more)
+    return cluster
 
 
 def place_of(order: od.Order) -> tuple[int, str, str]:

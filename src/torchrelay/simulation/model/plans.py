@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 
 from torchrelay.protocol.messages.enclosed import JobSpec, Resumed
-from torchrelay.protocol.messages.ids import JobId, Rank, WorkerPhase
+from torchrelay.protocol.messages.ids import JobId, WorkerPhase
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.simulation.model.script import Script, ScriptError
 
@@ -73,6 +73,11 @@ class FaultKind(StrEnum):
     KILL_OUTGOING = "SIGKILL of a worker that is to leave, or has left"
     FLIP = "a bit flips in what a rank holds"
     PARK = "the job is to park"
+    HEAD = "the node of the orchestrator is lost"
+    FROZEN = "the orchestrator's process is stopped, and wakes up"
+    HALVES = "the network is split into two halves"
+    HEIR = "an heir's node is lost"
+    HEIR_PROCESS = "an heir's process ends"
 
 
 class Lack(StrEnum):
@@ -102,6 +107,7 @@ class On(StrEnum):
     TIME = "time"
     JOB = "job's phase"
     WORKER = "worker's phase"
+    SUCCESSION = "what the succession comes to"
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,7 @@ class Plan:
     compares: bool = False  # replicas compare what they hold, in each step
     rack: int = 0  # nodes that are lost at once; only large worlds have racks
     apart: bool = False  # of what is parked each node finds the files of some ranks only
+    head: int | None = None  # on which of the nodes the orchestrator begins; None: on none of them
 
 
 # How often each kind is drawn. Rare: what ends most jobs, or takes long.
@@ -200,8 +207,8 @@ MOVE_PHASES = (
 )  # fmt: skip
 
 
-def draw(seed: int) -> Plan:
-    """The plan of a seed."""
+def draw(seed: int, *, crowned: bool = True) -> Plan:
+    """The plan of a seed. `crowned`: its orchestrator may have heirs."""
     chance = Random(seed)
     lacks = frozenset(lack for lack, share in LACKS.items() if chance.random() < share)
     ranks = chance.choice((2, 3, 3, 4))
@@ -239,7 +246,7 @@ def draw(seed: int) -> Plan:
         plan = replace(plan, snapshots=aside.choice((0, 1, 2, 3)), buddies=aside.choice((1, 2)))
     if Lack.SLOW in lacks:
         plan = replace(plan, speed=Speed(boot_ms=(500, 9_000), setup_ms=(10, 1_000), replay_ms=(5, 2_000)))
-    return plan
+    return crown(plan) if crowned else plan
 
 
 def draw_parking(seed: int) -> tuple[Strike, ...]:
@@ -349,7 +356,7 @@ def draw_weather(chance: Random, lacks: frozenset[Lack]) -> Weather:
 def draw_strike(chance: Random, menu: list[FaultKind], ranks: int) -> Strike:
     """One fault of those on the menu, and when it strikes."""
     kind = chance.choices(menu, [KINDS[each] for each in menu])[0]
-    on = chance.choice(tuple(On)) if kind is not FaultKind.KILL_REPLACEMENT else On.JOB
+    on = chance.choice((On.TIME, On.JOB, On.WORKER)) if kind is not FaultKind.KILL_REPLACEMENT else On.JOB
     phase, skip = "", 0
     delay_ms = chance.choice((0, 1, 5, 20, chance.randint(0, 300)))
     if kind is FaultKind.KILL_REPLACEMENT:
@@ -376,43 +383,84 @@ def draw_strike(chance: Random, menu: list[FaultKind], ranks: int) -> Strike:
     return Strike(kind, on, phase, skip, delay_ms, chance.randrange(ranks), length_ms)
 
 
-# ---------------------------------------------------------------- large worlds
+# ---------------------------------------------------------------- worlds whose orchestrator has heirs
 
-# The plan of a seed with many more ranks, and faults that take many of them at once.
-#
-# A strike of the plan hits the rank that lies as far along in the large job. Besides, a rack is lost: nodes that follow
-# one another, at the same moment or one shortly after the other. Nothing of what a small world must hold is given up.
-
-SLOTS = 8
-RACK = 16  # nodes, at most
-# Of two shards each rank knows its groups by looking at all ranks; without replicas no rack may be lost.
-ALIKE = Lack.REPLICAS, Lack.HYBRID
-
-
-def enlarge(plan: Plan, nodes: int) -> Plan:
-    """The same with so many nodes of eight ranks, and with room for those that a rack loses."""
-    aside = Random(plan.seed ^ 0x1A6)
-    ranks = nodes * SLOTS
-    lost = min(RACK, nodes // 4)
-    spare_nodes = 0 if Lack.SPARES in plan.lacks else lost + 1
-    spec = msgspec.structs.replace(
-        plan.spec, world_size=ranks, nproc_per_node=SLOTS, nodes=nodes, spares=spare_nodes * SLOTS, ranks_per_slot=1
-    )
-    alike = not set(ALIKE) & plan.lacks
-    shards = ("all",) * ranks if alike else tuple(f"shard-{rank}" for rank in range(ranks))
-    script = replace(plan.script, shards=shards)
-    if script.error is not None and script.error.rank is not None:
-        script = replace(script, error=replace(script.error, rank=Rank(script.error.rank * (ranks // 4))))
-    strikes = tuple(replace(one, rank=one.rank * (ranks // 4)) for one in plan.strikes)
-    if alike and spare_nodes:
-        strikes = (lose_rack(aside, nodes, lost), *strikes)
-    slots = (SLOTS,) * (nodes + spare_nodes)
-    return replace(plan, spec=spec, slots=slots, script=script, strikes=strikes, rack=lost)
+CROWNED = 0.3  # of the worlds
+# Faults of those who act, or may.
+HEADS: dict[FaultKind, int] = {
+    FaultKind.HEAD: 9, FaultKind.ORCHESTRATOR: 4, FaultKind.FROZEN: 5, FaultKind.HALVES: 6, FaultKind.HEIR: 3,
+    FaultKind.HEIR_PROCESS: 2, FaultKind.AGENT: 2,
+}  # fmt: skip
+# What a succession comes to, and how often a strike waits for it.
+COMES_TO: dict[str, int] = {
+    "proposes": 3, "has heirs": 2, "loses an heir": 2, "stands": 4, "elected": 4, "acts": 3, "steps down": 1,
+    "excluded": 1, "gives way": 1,
+}  # fmt: skip
 
 
-def lose_rack(chance: Random, nodes: int, lost: int) -> Strike:
-    """Nodes that follow one another lose their power, while the job trains or recovers: at once, or one by one."""
-    phase = chance.choice((JobPhase.RUNNING, JobPhase.RUNNING, JobPhase.AGREEING, JobPhase.RECONFIGURING))
-    apart_ms = chance.choice((0, 0, 1, 700))
-    skip = 1 if phase is JobPhase.RECONFIGURING else 0
-    return Strike(FaultKind.RACK, On.JOB, phase, skip, chance.randint(0, 200), chance.randrange(nodes - lost), apart_ms)
+CROWN = frozenset(HEADS) - {FaultKind.ORCHESTRATOR, FaultKind.AGENT}
+
+
+def crown(plan: Plan) -> Plan:
+    """Sometimes the orchestrator is on one of the nodes, and lost with it. Drawn apart: other worlds stay as they were.
+
+    Mostly there are three nodes or more, so that there are heirs; and often there is time to see what comes of it.
+    """
+    aside = Random(plan.seed ^ 0xC0DE)
+    if aside.random() >= CROWNED:
+        return plan
+    nodes = max(len(plan.slots), aside.choice((1, 3, 3, 3, 3, 4, 5, 5)))
+    slots = (*plan.slots, *((1,) * (nodes - len(plan.slots))))
+    script = replace(plan.script, calls=plan.script.calls * aside.choice((1, 1, 2, 4)))
+    kept = plan.strikes if aside.random() < 0.6 else plan.strikes[:1]
+    strikes = tuple(draw_head_strike(aside) for _ in range(aside.choice((1, 1, 2, 2, 3, 6))))
+    if aside.random() < 0.25:
+        strikes, kept = draw_late_strikes(aside), ()
+        script = replace(script, calls=plan.script.calls * 8)
+    stirring = aside.choice((None, None, FaultKind.KILL, FaultKind.KILL, FaultKind.MOVE, FaultKind.DRAIN))
+    if stirring is not None:  # something to strike into
+        asked = Strike(stirring, On.JOB, JobPhase.RUNNING, 0, aside.randint(0, 300), aside.randrange(2), 5_000)
+        strikes = (asked, *strikes)
+    head = aside.randrange(nodes)
+    plan = replace(plan, head=head)
+    plan = replace(plan, slots=slots, script=script, strikes=(*strikes, *kept), calm_ms=30_000)
+    if aside.random() < 0.3:  # elections are slow, and what was said before them comes late
+        late = aside.choice((0.1, 0.5))
+        plan = replace(plan, weather=replace(plan.weather, late=late, late_ms=aside.choice((600, 1_500))))
+    return plan
+
+
+def draw_late_strikes(chance: Random) -> tuple[Strike, ...]:
+    """The head is stopped for a while, and so is who stands meanwhile; the head wakes up, and is lost soon after."""
+    phase = chance.choice((JobPhase.RUNNING, JobPhase.RUNNING, JobPhase.AGREEING))
+    stands = chance.choice(("stands", "stands", "elected"))
+    wakes = chance.choice(("proposes", "has heirs", "steps down", "loses an heir"))
+    strikes = [
+        Strike(FaultKind.FROZEN, On.JOB, phase, 0, chance.randint(0, 300), 1, chance.randint(4_500, 9_000)),
+        Strike(FaultKind.FROZEN, On.SUCCESSION, stands, 0, chance.randint(0, 2), 1, chance.randint(3_000, 15_000)),
+        Strike(FaultKind.HEAD, On.SUCCESSION, wakes, chance.randint(3, 7), chance.randint(0, 60), 1, 40_000),
+    ]
+    if chance.random() < 0.7:
+        strikes.append(Strike(FaultKind.HEIR, On.SUCCESSION, "has heirs", 1, chance.randint(0, 3_000), 1, 40_000))
+    if phase is JobPhase.AGREEING or chance.random() < 0.5:
+        strikes.append(Strike(FaultKind.KILL, On.JOB, JobPhase.RUNNING, 0, chance.randint(0, 200)))
+    return tuple(strikes)
+
+
+def draw_head_strike(chance: Random) -> Strike:
+    """One fault of a head or an heir: while the job recovers or moves, during a succession, or at any time."""
+    kind = chance.choices(list(HEADS), list(HEADS.values()))[0]
+    on = chance.choice((On.JOB, On.JOB, On.TIME, On.SUCCESSION))
+    phase, skip = "", 0
+    delay_ms = chance.choice((0, 0, 1, 5, 20, chance.randint(0, 300)))
+    if on is On.JOB:
+        phase = chance.choices(list(PHASES), list(PHASES.values()))[0]
+        skip = chance.choice((0, 1, 1)) if phase in (JobPhase.RECONFIGURING, JobPhase.RESUMING) else 0
+        delay_ms = chance.randint(0, 900) if phase is JobPhase.RUNNING else delay_ms
+    elif on is On.SUCCESSION:
+        phase = chance.choices(list(COMES_TO), list(COMES_TO.values()))[0]
+        skip = chance.choice((0, 0, 1)) if phase not in ("proposes", "has heirs") else chance.randint(0, 5)
+    else:
+        delay_ms = chance.choice((chance.randint(0, 600), chance.randint(0, 8_000)))
+    length_ms = chance.choice((50, 1_000, 3_000, 6_000, 12_000, 40_000))
+    return Strike(kind, on, phase, skip, delay_ms, chance.randrange(64), length_ms)

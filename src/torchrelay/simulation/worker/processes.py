@@ -64,6 +64,11 @@ class Process:
         return self.life is not Life.ENDED
 
     @property
+    def waits_for_orders(self) -> bool:
+        """Whether its main thread does, and will lose its patience."""
+        return self.life is Life.RUNNING and self._waiting is Wait.ORDERED
+
+    @property
     def snapshot_store(self) -> SnapshotStore:
         """Where the snapshots of its node lie."""
         return self.machine.snapshot_store

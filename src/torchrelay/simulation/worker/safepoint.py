@@ -99,7 +99,7 @@ class Safepoint:
             elif od.Resume in todo:
                 return self.resume(todo[od.Resume])
             else:
-                yield Wait.ORDERED if self.interrupted else Wait.IDLE
+                yield Wait.ORDERED if self.interrupted or self.stands_for else Wait.IDLE
         except Broken as error:
             self.give_up_connecting(error)
         return False

@@ -35,7 +35,7 @@ from torchrelay.wire.messages.pathnews import NetworkNews
 
 AGENT_PATH = "/agent"
 LAUNCH_PATH = "/v1/launch"  # GET: what agents that have no folder in common with the launcher are to run
-VERSION = 7  # of this channel; both ends must have the same
+VERSION = 8  # of this channel; both ends must have the same
 Fact = Annotated[str, Meta(max_length=100)]
 SHUTDOWN_GRACE_S = 5.0
 
@@ -210,6 +210,12 @@ class Ask(Struct, frozen=True, tag=True):
     copy: CopyId
 
 
+class Known(Struct, frozen=True, tag=True):
+    """Who waits where nobody acts may look for the head where this succession tells, too. It is not to be noted."""
+
+    succession: Succession
+
+
 class Appoint(Struct, frozen=True, tag=True, kw_only=True):
     """Keep a copy of the journal on this node, under this name. `key`: by which whoever comes for it is known."""
 
@@ -220,7 +226,7 @@ class Appoint(Struct, frozen=True, tag=True, kw_only=True):
         return f"Appoint(copy={self.copy!r})"  # a key must not reach a log
 
 
-ToAgent = Attached | Refused | JobTerms | OrderFrame | Ack | Pace | Shutdown | Note | Ask | Appoint
+ToAgent = Attached | Refused | JobTerms | OrderFrame | Ack | Pace | Shutdown | Note | Ask | Known | Appoint
 
 _to_orchestrator: Codec[ToOrchestrator] = Codec(ToOrchestrator, "message from an agent")
 _to_agent: Codec[ToAgent] = Codec(ToAgent, "message to an agent")
