@@ -222,8 +222,8 @@ class Whereabouts:
         self._search = Search()
 
     def told(self, known: Succession) -> None:
-        """Who waits there knows of this one."""
-        self._search = hear_known(self._search, known)
+        """Where it was looked for, this one is known."""
+        self._search = hear_known(self._search, self._noted(), known)
 
     def silent(self) -> None:
         """There was no answer at all: neither it, nor its machine."""

@@ -114,7 +114,7 @@ class Uplink:
     vote        answers a head that proposes, and a candidate that asks; None: this agent is no voter
     found       is called when an orchestrator has welcomed us
     silent      is called when nothing came back from where an orchestrator may be
-    told        is called with what is known where nobody acts
+    told        is called with what is known where nobody acts, or acts any more
     may_move    whether another orchestrator may take this one's place
     handshake_s  how long an orchestrator may take to answer
     door_s      how long to wait where one may become head
@@ -370,6 +370,8 @@ class Uplink:
                     self._beat_s = beat_ms / 1000
                 case Refused(reason=reason):
                     raise Rejected(reason)
+                case Known(succession=known):
+                    self._told(known)
                 case Note() | Ask():
                     if self._vote is not None:
                         self._votes.append(self._vote(message))

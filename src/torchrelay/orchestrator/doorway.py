@@ -132,6 +132,10 @@ class Doorway:
         log.info("head now: lease %d", self._door.head.settled.lease)
         return self._door.head
 
+    async def tell(self, known: Succession) -> None:
+        """Who waits need not look for the one that acts."""
+        await asyncio.gather(*(send(socket, Known(known)) for socket in self._waiting.values()))
+
     async def close(self) -> None:
         """Send away who waits: they come back, to the one that acts."""
         for socket in list(self._waiting.values()):
@@ -329,6 +333,9 @@ async def look_for_another(service: Orchestrator, run_dir: Path) -> None:
                 if lease > service.journal.lease:
                     with suppress(OSError):  # a full disk, say: the launcher asks the heirs itself
                         write_endpoint(run_dir, Endpoint(url=place.url, pid=0, journal=service.journal.name))
+                    by = Known(Succession(lease=lease, version=0, head=place))
+                    for connection in service.connections.values():
+                        connection.send(by)
                     service.give_way(f"the orchestrator on {place.node} acts now (lease {lease}), at {place.url}")
 
 
@@ -345,7 +352,9 @@ async def wait_or_give_way(doorway: Doorway, run_dir: Path, patience_s: float = 
                 for place in () if doorway.follows else others_in(known, doorway.copy):
                     lease = await lease_at(session, place.url, context)
                     if lease > known.lease:
-                        raise Superseded(Succession(lease=lease, version=0, head=place))
+                        by = Succession(lease=lease, version=0, head=place)
+                        await doorway.tell(by)
+                        raise Superseded(by)
         return waiting.result()
     finally:
         waiting.cancel()

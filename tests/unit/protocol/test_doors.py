@@ -191,9 +191,28 @@ def test_a_head_from_which_nothing_comes_back_is_tried_twice() -> None:
 
 def test_what_is_known_at_a_door_tells_of_newer_ones() -> None:
     taken = Succession(lease=3, version=2, head=C, heirs=(D,), voters=VOTERS)
-    search = searching.hear_known(searching.hear_nothing(searching.hear_nothing(Search())), taken)
-    assert searching.hear_known(search, NOW) == search, "it is older"
-    assert places_of(search, NOW, 0, 6) == [D.url, A.url, C.url, A.url, B.url, A.url]
+    search = searching.hear_known(searching.hear_nothing(searching.hear_nothing(Search())), NOW, taken)
+    assert searching.hear_known(search, NOW, NOW) == search, "it is older"
+    assert places_of(search, NOW, 0, 2) == [C.url, C.url], "with the patience that the former head had"
+    search = searching.hear_nothing(searching.hear_nothing(search))
+    assert places_of(search, NOW, 0, 6) == [D.url, C.url, B.url, C.url, A.url, C.url]
+
+
+def test_a_head_that_gives_way_tells_who_acts_and_is_not_tried_again() -> None:
+    """It has ended: nobody listens there, and to find that out takes no time. To wait for its restart would."""
+    by = Succession(lease=NOW.lease + 1, version=0, head=C)
+    search = searching.hear_known(Search(), NOW, by)
+    assert places_of(search, NOW, 0, 1) == [C.url]
+    assert searching.hear_known(search, None, NOW).told == by
+    assert searching.hear_known(Search(), None, by) == Search(told=by), "nothing is noted, and the rest is not known"
+
+
+def test_what_is_told_of_the_same_head_leaves_the_search_as_it_is() -> None:
+    search, _ = searching.look(searching.hear_nothing(Search()), NOW, 7)
+    newer = msgspec.structs.replace(NOW, version=NOW.version + 1)
+    assert searching.hear_known(search, NOW, newer) == msgspec.structs.replace(search, told=newer)
+    nowhere = msgspec.structs.replace(newer, lease=9, head=Place(C.node, C.copy))
+    assert places_of(searching.hear_known(search, NOW, nowhere), NOW, 8, 1) == [A.url]
 
 
 def test_who_has_noted_nothing_goes_where_it_was_told() -> None:

@@ -26,7 +26,8 @@ class Search(Struct, frozen=True):
     away_since_ms  when it was first looked for; None: it is there
     silent         tries to which nothing came back
     tried          how many places were tried since nobody waits for it any more
-    told           the newest succession that somebody at a door knew of: what was noted last may be older
+    told           the newest succession that was told of at a door, or by a head that has given way: what was noted
+                   last may be older
     """
 
     away_since_ms: int | None = None
@@ -40,11 +41,14 @@ def hear_nothing(search: Search) -> Search:
     return msgspec.structs.replace(search, silent=search.silent + 1)
 
 
-def hear_known(search: Search, known: Succession) -> Search:
-    """Who waits at a door is told what is known there."""
+def hear_known(search: Search, noted: Succession | None, known: Succession) -> Search:
+    """Who waits at a door is told what is known there. If that is another head, it is looked for with patience."""
     if search.told is not None and known.order <= search.told.order:
         return search
-    return msgspec.structs.replace(search, told=known)
+    after = msgspec.structs.replace(search, told=known)
+    if noted is None or home(after, noted) == home(search, noted):
+        return after
+    return msgspec.structs.replace(after, away_since_ms=None, silent=0)
 
 
 def may_move(noted: Succession | None) -> bool:
@@ -67,13 +71,19 @@ def look(search: Search, noted: Succession | None, now_ms: int) -> tuple[Search,
         search = msgspec.structs.replace(search, away_since_ms=now_ms)
     assert search.away_since_ms is not None, "it was set just now"
     if search.silent < SILENT_TRIES and now_ms - search.away_since_ms < PATIENCE_MS:
-        return search, noted.head.url
+        return search, home(search, noted)
     others = others_than_head(search, noted)
     tried = search.tried + 1
     search = msgspec.structs.replace(search, tried=tried)
     if not others or tried % 2 == 0:  # it may be well again
-        return search, noted.head.url
+        return search, home(search, noted)
     return search, others[tried // 2 % len(others)]
+
+
+def home(search: Search, noted: Succession) -> str:
+    """Where the head is by the newest that is known."""
+    told = search.told
+    return told.head.url if told is not None and told.head.url and told.order > noted.order else noted.head.url
 
 
 def others_than_head(search: Search, noted: Succession) -> list[str]:
@@ -84,7 +94,7 @@ def others_than_head(search: Search, noted: Succession) -> list[str]:
     chain = noted.chain if search.told is None else (*search.told.chain, *noted.chain)
     newest = sorted(chain, key=lambda each: each.order, reverse=True)
     places = [place for each in newest for place in (*each.heirs, each.head)]
-    return [url for url in dict.fromkeys(place.url for place in places) if url and url != noted.head.url]
+    return [url for url in dict.fromkeys(place.url for place in places) if url and url != home(search, noted)]
 
 
 def door_ms(search: Search, noted: Succession | None, url: str, chance: float) -> int:

@@ -360,9 +360,9 @@ class VotingAgent(Agent):
     # ------------------------------------------------------------ what it is asked
 
     def hear_known(self, connection: Connection, known: Succession) -> None:
-        """Where nobody acts, this is known."""
-        if connection is self.connection and not self.attached:
-            self.search = searching.hear_known(self.search, known)
+        """Where nobody acts, or acts any more, this is known."""
+        if connection is self.connection:
+            self.search = searching.hear_known(self.search, self.memory.ballot.noted, known)
 
     def hear_ask(self, connection: Connection, lease: int, copy: CopyId) -> None:
         """A candidate asks for a promise. It is on the disk before the answer leaves."""

@@ -203,9 +203,15 @@ class Office:
 
     def look_for_another(self, places: Sequence[Place], lease: int) -> None:
         """Whether somebody has become head in its place: then it ends."""
-        if any(self.court.leader_at(self.node, place.url) > lease for place in places):
-            self.court.reached("gives way")
-            self.end()
+        for place in places:
+            newer = self.court.leader_at(self.node, place.url)
+            if newer > lease:
+                self.court.reached("gives way")
+                known = Succession(lease=newer, version=0, head=place)
+                for visit in self.visitors.values():
+                    visit.connection.down(visit.agent.hear_known, visit.connection, known)
+                self.end()
+                return
 
     # ------------------------------------------------------------ who waits
 
