@@ -157,7 +157,7 @@ async def watch_parking(service: Orchestrator, run_dir: Path) -> None:
 
 
 async def kept_elsewhere(service: Orchestrator) -> None:
-    """Whoever takes our place knows what we know now: it must not train on while a manifest says that all have ended."""
+    """Whoever takes our place knows what we know now: it must not train on while a manifest says that all ended."""
     kept = asyncio.get_running_loop().create_future()
     service.when_safe(partial(kept.set_result, None))
     await kept

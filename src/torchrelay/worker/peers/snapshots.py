@@ -38,6 +38,7 @@ from torchrelay.worker.control.position import Position
 from torchrelay.worker.peers.buddies import Buddies
 from torchrelay.worker.peers.parking import Forecast
 from torchrelay.worker.peers.snapshot_upload import upload_snapshot
+from torchrelay.worker.source.program import Program
 from torchrelay.worker.state.record import with_values
 from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors import memory
@@ -90,6 +91,7 @@ class Host(Protocol):
     identity: Identity
     agent: AgentConnection
     welcome: Welcome
+    program: Program
     tls: Tls | None
     buddies: Buddies
 
