@@ -339,7 +339,8 @@ class HeirProcess:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        for number in (signal.SIGINT, signal.SIGKILL):  # by SIGTERM one that lasts does not end
+        # By SIGTERM one that lasts does not end.
+        for number in (signal.SIGINT if self._lasts else signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(process.pid, number)
             except ProcessLookupError:
