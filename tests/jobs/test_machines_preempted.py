@@ -100,3 +100,16 @@ def test_without_a_grace_time_it_parks_before_slurm_kills(slurm: Slurm, low: Slu
     other.wait("COMPLETED")
     low.slurm.run("scancel", str(low.job.number))  # Slurm has put it into the queue again
     goes_on(low, tmp_path)
+
+
+def test_a_job_of_one_node_parks_too_where_srun_has_started_it(slurm: Slurm, low: SlurmFleet, tmp_path: Path) -> None:
+    """The batch script of a job hears of a preemption when its grace time is over; a task of srun's at once."""
+    flags = ["--nproc-per-node", "2", "--park-dir", PLACE]
+    low.start(1, flags, LOW, "--partition=low", srun="srun --ntasks=1")
+    low.until_steps(4)
+    other = slurm.submit("sleep 1", "-N4", "--exclusive")
+    parked = low.end(tmp_path / "parked")
+    assert parked.code == PARKED, parked.output
+    assert (tmp_path / "evidence/parked/parked.json").exists()
+    other.wait("COMPLETED")
+    wait_until("nothing is left", lambda: low.left() == [], deadline_s=30)

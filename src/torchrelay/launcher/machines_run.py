@@ -63,7 +63,7 @@ class MachinesRun(LocalRun):
         self.slots = slots_of(plan, self.machines)
         job = self.machines.slurm_job
         further = ("--heirs", "--node", self.machines.own_node, *(("--slurm", str(job)) if job else ()))
-        further += (LASTING,) if job and plan.parking is not None else ()
+        further += (LASTING,) * self.lasts
         self.keeper = Keeper(plan.run_dir, plan.port, self.machines.address, folder / INSIDE, tls=True, further=further)
         # What ends an ssh ends the way to an agent; what ends an srun, the agent and its workers.
         way = BY_SRUN if job else BY_SSH

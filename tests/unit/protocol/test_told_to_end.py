@@ -31,9 +31,13 @@ def stopped(story: Story) -> tuple[int, int, str] | None:
     return None if stop is None else (stop.number, stop.grace_ms, stop.reason)
 
 
+def with_a_place() -> Story:
+    return running(**PLACE)
+
+
 @pytest.fixture
 def trains() -> Story:
-    return running(**PLACE)
+    return with_a_place()
 
 
 def takes(story: Story, ms: int) -> None:
