@@ -19,7 +19,7 @@ from torchrelay.protocol.messages.events import Effect
 from torchrelay.protocol.messages.ids import JobId
 from torchrelay.protocol.model import facts
 from torchrelay.protocol.model.incident import PARKS, Fault, Resolution
-from torchrelay.protocol.model.job import RECOVERING, TRAINING, Job, JobPhase
+from torchrelay.protocol.model.job import TRAINING, Job, JobPhase
 from torchrelay.protocol.model.parts import Parking
 from torchrelay.protocol.model.state import Cluster, is_over
 from torchrelay.protocol.placement.boundary import REST_MS, TRIES, begin_parking, in_vain, put_off
@@ -140,7 +140,7 @@ def progress_parking(cluster: Cluster, job_id: JobId) -> Cluster:
         return of_our_own_accord(cluster, job) if told is None else as_told(cluster, job, told)
     if told is not None and not job.parking.number:
         return cluster.with_job(job.with_parking(number=told.number))
-    if job.stop is not None and job.parking.name and job.phase is not JobPhase.RELEASING:
+    if job.stop is not None and job.parking.name:
         return put_off(cluster, job, job.stop.reason)
     late = job.parking.deadline_ms is not None and cluster.now_ms >= job.parking.deadline_ms
     if late or job.parking.tries >= TRIES:
@@ -187,7 +187,7 @@ def give_up(cluster: Cluster, job: Job, *, late: bool) -> Cluster:
     parking, now = job.parking, cluster.now_ms
     why = parking.why_not or f"{job.phase}: {job.why}"
     text = f"{'the time is over' if late else f'{parking.tries} tries came to nothing'}: {why}"
-    if job.parking.name and job.phase is not JobPhase.RELEASING:
+    if job.parking.name:
         cluster = put_off(cluster, job, text)
         job = cluster.jobs[job.spec.job]
     rest = replace(fresh(parking), rests_ms=now + REST_MS, why_not=text)
@@ -196,11 +196,9 @@ def give_up(cluster: Cluster, job: Job, *, late: bool) -> Cluster:
         return cluster
     if late:
         return end_job(cluster, cluster.jobs[job.spec.job], STOPPED, f"{parking.reason}; {text}", eligible=False)
-    left = None if parking.deadline_ms is None else max(0, parking.deadline_ms - now)
+    left = 0 if parking.deadline_ms is None else parking.deadline_ms - now
     reason = f"{parking.reason}; {text}"
-    return signal_asked(
-        cluster, ev.SignalAsked(job=job.spec.job, number=parking.number, grace_ms=left or 0, reason=reason)
-    )
+    return signal_asked(cluster, ev.SignalAsked(job=job.spec.job, number=parking.number, grace_ms=left, reason=reason))
 
 
 # ---------------------------------------------------------------- nowhere to go
@@ -233,16 +231,15 @@ def told_to_end(cluster: Cluster, job: Job) -> Told | None:
     """
     if not any(key == TOLD for _, _, key in cluster.taints):
         return None
-    holders = [cluster.workers.get(seat.worker) for seat in job.seats.values() if seat.worker is not None]
-    nodes = {worker.node for worker in holders if worker is not None}
+    nodes = {cluster.workers[seat.worker].node for seat in job.seats.values() if seat.worker is not None}
     lying = [cluster.taints.get((node, None, TOLD)) for node in sorted(nodes)]
     found = [taint for taint in lying if taint is not None and taint.value.isdecimal()]
     if not found or len(found) < len(lying):
         return None
-    dated = [taint for taint in found if taint.gone_ms is not None]
-    gone = min((taint.gone_ms for taint in dated if taint.gone_ms is not None), default=None)
     since = min(taint.since_ms for taint in found)
-    return Told(int(found[0].value), since, gone, (dated or found)[0].reason)
+    dated = [(taint.gone_ms, taint.reason) for taint in found if taint.gone_ms is not None]
+    gone_ms, reason = min(dated, default=(None, found[0].reason))
+    return Told(int(found[0].value), since, gone_ms, reason)
 
 
 def as_told(cluster: Cluster, job: Job, told: Told) -> Cluster:
@@ -251,7 +248,7 @@ def as_told(cluster: Cluster, job: Job, told: Told) -> Cluster:
     Its own grace time counts if the scheduler does not say within `WORD_MS` how long there is.
     """
     now = cluster.now_ms
-    if job.stop is not None or job.phase not in TRAINING | RECOVERING | {JobPhase.STARTING}:
+    if job.stop is not None:
         return cluster
     if told.gone_ms is None and now < told.since_ms + WORD_MS:
         return cluster
