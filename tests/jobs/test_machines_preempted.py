@@ -113,3 +113,14 @@ def test_a_job_of_one_node_parks_too_where_srun_has_started_it(slurm: Slurm, low
     assert (tmp_path / "evidence/parked/parked.json").exists()
     other.wait("COMPLETED")
     wait_until("nothing is left", lambda: low.left() == [], deadline_s=30)
+
+
+@pytest.mark.parametrize("site", [Site(kill_wait_s=GRACE_S)], ids=["killwait"])
+def test_a_job_that_is_cancelled_parks_as_well(low: SlurmFleet, tmp_path: Path) -> None:
+    low.start(2, [*ONE_EACH, "--park-dir", PLACE], LOW, srun="trap : TERM;")
+    low.until_steps(4)
+    low.slurm.run("scancel", str(low.job.number))
+    parked = low.end(tmp_path / "parked")
+    assert parked.code == PARKED, parked.output
+    assert (tmp_path / "evidence/parked/parked.json").exists()
+    wait_until("nothing is left", lambda: low.left() == [], deadline_s=30)
