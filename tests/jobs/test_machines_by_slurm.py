@@ -14,7 +14,7 @@ from tests.support.machines.fleet import EVIDENCE, RUN_DIR, at
 from tests.support.machines.harness import Machines
 from tests.support.slurm.cluster import Slurm
 from tests.support.slurm.conf import Site
-from tests.support.slurm.fleet import CODE, OUT, SlurmFleet
+from tests.support.slurm.fleet import SlurmFleet
 from tests.support.slurm.needs import needs_slurm
 from tests.support.twins import undisturbed
 
@@ -145,10 +145,7 @@ def test_a_job_whose_time_is_over_soon_parks_and_another_job_goes_on(fleet: Slur
     assert done.code == 75, done.output
     assert "the time limit of its job" in done.output
     fleet.job.wait("COMPLETED", "")
-    for machine in fleet.slurm.nodes.values():  # the next one begins in the same places
-        for left in (RUN_DIR, CODE, OUT):
-            shutil.rmtree(at(machine, left), ignore_errors=True)
-            at(machine, left).unlink(missing_ok=True)
+    fleet.forget()
     shutil.rmtree(tmp_path / "run")
     fleet.start(4, ["--nproc-per-node", "1", "--resume", place], LONG)
     ended_well(fleet, tmp_path, LONG)

@@ -116,6 +116,15 @@ EQUIVALENT: dict[str, str] = {
         "migration:narrow: target is not None and target in cluster.workers without target in cluster.workers"
     ): "to end who is gone changes nothing",
     "migration:abandon: without job = cluster.jobs[job.spec.job]": "it was put there as it is",
+    "parking:too_slow: event.grace_ms or 0 without 0": "what has no time to fit into fits; it is said for the types",
+    "parking:progress_parking: always job.with_parking(why_not=why)": FAST,
+    (
+        "parking:of_our_own_accord: not cluster.taints or job.phase not in TRAINING or job.stop is not ... without "
+        "not cluster.taints"
+    ): FAST,
+    "parking:told_to_end: without if not any((key == TOLD for _, _, key in cluster.taints))": FAST,
+    "parking:when_gone: always cluster.workers.get(seat.worker)": NOBODY,
+    "parking:when_gone: without if worker is None": HELD,
     "requests:move_asked: 1 to 3": "groups have to differ, and they do",
     "recovery:outgoing_workers_of: always those": STANDS,
     "recovery:outgoing_workers_of: always cluster.workers.get(name)": NOBODY,

@@ -49,6 +49,7 @@ class FakeSlurm:
                     "config": {},
                     "reservations": [],
                     "low": "REQUEUE",
+                    "grace": 120,  # GraceTime of low
                 }
             )
         )
@@ -356,10 +357,12 @@ def config(state: State) -> str:
 
 def partitions(state: State) -> str:
     listed = hostlists().compress(state["nodes"])
-    rest = f"GraceTime=0 Hidden=NO MaxTime=UNLIMITED Nodes={listed} PriorityJobFactor=1"
+    rest = f"Hidden=NO MaxTime=UNLIMITED Nodes={listed} PriorityJobFactor=1"
     return (
-        f"PartitionName=train AllowGroups=ALL Default=YES {rest} PriorityTier=100 PreemptMode=OFF State=UP\n"
-        f"PartitionName=low AllowGroups=ALL Default=NO {rest} PriorityTier=1 PreemptMode={state['low']} State=UP\n"
+        f"PartitionName=train AllowGroups=ALL Default=YES GraceTime=0 {rest} PriorityTier=100 "
+        "PreemptMode=OFF State=UP\n"
+        f"PartitionName=low AllowGroups=ALL Default=NO GraceTime={state['grace']} {rest} PriorityTier=1 "
+        f"PreemptMode={state['low']} State=UP\n"
     )
 
 
@@ -434,7 +437,7 @@ def as_json(kind: str, number: str, state: State) -> dict[str, Any]:
                     "name": name,
                     "priority": {"job_factor": 1, "tier": tier},
                     "preempt_mode": mode,
-                    "grace_time": 0,
+                    "grace_time": state["grace"] if name == "low" else 0,
                     "nodes": {"configured": listed, "total": len(state["nodes"])},
                     "partition": {"state": ["UP"]},
                 }

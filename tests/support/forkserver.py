@@ -32,7 +32,7 @@ M = TypeVar("M", bound=FromForkserver)
 class Server:
     """A forkserver and our connection to it."""
 
-    def __init__(self, folder: Path, *preload: str, linger_s: float = 0.0) -> None:
+    def __init__(self, folder: Path, *preload: str, linger_s: float = 0.0, lasts: bool = False) -> None:
         self.folder = folder
         self.path = folder / "forkserver"
         self._connections: list[FrameSocket] = []
@@ -43,6 +43,7 @@ class Server:
             self.agent = self.connect()
             command = [sys.executable, "-P", "-m", "torchrelay.agent.workers.forkserver"]
             command += ["--listener", str(listener.fileno()), "--linger", str(linger_s)]
+            command += ["--lasting"] * lasts
             for module in preload or ("tests.support.fake_workers",):
                 command += ["--preload", module]
             self.process = subprocess.Popen(command, env=env, pass_fds=(listener.fileno(),), start_new_session=True)

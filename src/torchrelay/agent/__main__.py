@@ -1,8 +1,8 @@
 """Starts an agent: `python -m torchrelay.agent --node node-0 --slots 5 --url http://127.0.0.1:4100 ...`.
 
 What to run it reads from `RUN_DIR/job.json` (`launch`). It logs to standard error, which whoever starts it sends
-to `RUN_DIR/logs/agent-<node>.log`; its forkserver writes there too. It ends, its workers first, on SIGTERM, when the
-orchestrator says so, and, with --tied, when the process that started it has ended.
+to `RUN_DIR/logs/agent-<node>.log`; its forkserver writes there too. It ends, its workers first, on SIGINT and SIGTERM
+(but see `notice`), when the orchestrator says so, and, with --tied, when the process that started it has ended.
 
 Exit codes: 0 told to end; 2 bad arguments; 94 cannot start (no torch, wrong token, node name in use); the reason is
 the last line of the log. 95: a defect of its own; the traceback is in the log, and its workers train on, as after a
@@ -48,6 +48,7 @@ from torchrelay.agent.joining import (
 )
 from torchrelay.agent.uplink import UNIX
 from torchrelay.protocol.messages.ids import SAFE_ID, NodeId
+from torchrelay.schedulers.lasting import is_told_by_slurm
 from torchrelay.wire.files.descriptors import allow_many
 from torchrelay.wire.files.launch import Launch, forget_environment, read_launch
 from torchrelay.wire.files.owned import Foreign, read_owned
@@ -189,6 +190,7 @@ async def serve(options: argparse.Namespace, folder: Path, launch: Launch, paren
         linger_s=options.linger,
         forsaken_s=0.0 if options.held is None else options.forsaken,
         held=options.held,
+        lasts=launch.parks and is_told_by_slurm(os.environ),
     )
 
     def token() -> str:
@@ -290,11 +292,11 @@ def stand_by(folder: Path, options: argparse.Namespace) -> Path | None:
 
 
 def end_other(own: Path) -> None:
-    """SIGTERM for the agent that holds a node's folder."""
+    """SIGINT for the agent that holds a node's folder: a SIGTERM may mean something else to it."""
     with contextlib.suppress(OSError, ValueError):  # it ends this moment
         number = int((own / "lock").read_text())
         logger.info("told to end: so is the agent that runs here (process %d)", number)
-        os.kill(number, signal.SIGTERM)
+        os.kill(number, signal.SIGINT)
 
 
 def say(text: str) -> None:

@@ -19,6 +19,7 @@ from torchrelay.agent.allegiance import Allegiance, HeirProcess, Voting, Whereab
 from torchrelay.agent.connections import WorkerConnections
 from torchrelay.agent.joining import facts_of
 from torchrelay.agent.network.network import Network
+from torchrelay.agent.notice import Notice
 from torchrelay.agent.output.forwarder import Forwarder
 from torchrelay.agent.uplink import Rejected, Uplink
 from torchrelay.agent.workers.forks import Child, Ended, Fork
@@ -71,6 +72,7 @@ class Site:
     linger_s: float = 0.0  # how long workers outlive an agent that dies
     forsaken_s: float = 0.0  # without an orchestrator, and without a step, before it ends; 0: never
     held: Path | None = None  # the run's pass for agents, on a machine of its own: what workers print is sent, too
+    lasts: bool = False  # what is here outlives a scheduler's SIGTERM, as the job may park
 
 
 class Agent:
@@ -100,6 +102,7 @@ class Agent:
             env=self._env,
             cwd=launch.cwd,
             linger_s=site.linger_s,
+            lasts=site.lasts,
             on_ended=self._on_ended,
         )
         self.connections = WorkerConnections(
@@ -108,7 +111,10 @@ class Agent:
         # A node on a machine of its own takes part when the head's is lost.
         self._voting = None if site.held is None else Voting(site.folder, site.node)
         self._whereabouts = Whereabouts(where, self._noted, loop.time)
-        self._heir = None if site.held is None else HeirProcess(site.held, site.node, site.host, site.logs.parent)
+        own_dir = site.logs.parent
+        self._heir = (
+            None if site.held is None else HeirProcess(site.held, site.node, site.host, own_dir, lasts=site.lasts)
+        )
         self.uplink = self._make_uplink(token)
         self.forwarder = self._forwarder()
         self.network = (
@@ -132,8 +138,9 @@ class Agent:
         whoever calls this must end the process at once, as its event loop would kill the forkserver when it is closed.
         """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop, f"received {number.name}")
+        notice = Notice(self.site.node, lasts=self.site.lasts, tell=self.uplink.tell, stop=self.stop)
+        loop.add_signal_handler(signal.SIGTERM, notice.hear)
+        loop.add_signal_handler(signal.SIGINT, self.stop, "received SIGINT")
         loop.add_signal_handler(signal.SIGUSR1, self._be_away)
         await self.processes.open()
         await self.connections.open()
@@ -227,10 +234,16 @@ class Agent:
                 break  # no forkserver, no workers
             for worker in list(self.processes.running):
                 self.processes.kill(worker, number, f"ended by its agent: {order.reason}")
+                self._let_end(PassOn(node=self.site.node, worker=worker, number=number, nth=0))
             if await self.processes.none_left(wait_s):
                 break
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2 * LAST_WORDS_S)
+
+    def _let_end(self, order: PassOn) -> None:
+        """A worker that outlives SIGTERM ends by one of ours, if its script has no handler for it."""
+        if self.site.lasts:
+            self.connections.say(order)
 
     async def _let_go(self) -> None:
         """Workers whose script has ended wait for an order to leave. Without it their last output would be lost."""
@@ -427,6 +440,7 @@ class Agent:
                 self.processes.kill(worker, signal.SIGKILL, "fenced")
             case PassOn(worker=worker, number=number, nth=nth):
                 self.processes.pass_on(worker, number, nth)
+                self._let_end(order)
             case WorkerOrder():
                 self.connections.pass_on(order)
 

@@ -259,9 +259,10 @@ class HeirProcess:
     It outlives this agent, and need not: the head finds out.
     """
 
-    def __init__(self, held: Path, node: NodeId, host: str, run_dir: Path) -> None:
+    def __init__(self, held: Path, node: NodeId, host: str, run_dir: Path, *, lasts: bool = False) -> None:
         self._held, self._node, self._host = held, node, host
         self._folder = run_dir / HEIR
+        self._lasts = lasts
         # The same for all heirs on this node: who has missed where the next one listens finds it all the same.
         self._port = free_port(host)
         self._process: asyncio.subprocess.Process | None = None
@@ -300,6 +301,7 @@ class HeirProcess:
             command = [sys.executable, "-P", "-m", "torchrelay.orchestrator", "--run-dir", str(self._folder), "--tls"]
             command += ["--heir", order.copy, "--join", url, "--pass", str(self._held)]
             command += ["--node", self._node, "--host", self._host, "--port", str(self._port)]
+            command += ["--lasting"] * self._lasts
             with (self._folder / "orchestrator.err").open("wb") as words:
                 self._process = await asyncio.create_subprocess_exec(
                     *command, stdin=asyncio.subprocess.PIPE, stdout=words, stderr=words, start_new_session=True
@@ -314,7 +316,8 @@ class HeirProcess:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        # By SIGTERM one that lasts does not end.
+        for number in (signal.SIGINT if self._lasts else signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(process.pid, number)
             except ProcessLookupError:

@@ -17,7 +17,7 @@ from torchrelay.agent.workers.forks import Child
 from torchrelay.agent.workers.processes import Processes
 from torchrelay.protocol.messages.events import OnceRecorded, WorkerJoined, WorkerSeen, WorkerStarted, WorkerWarm
 from torchrelay.protocol.messages.ids import Generation, JobId, Rank, WorkerId
-from torchrelay.protocol.messages.orders import Assign, WorkerOrder
+from torchrelay.protocol.messages.orders import Assign, PassOn, WorkerOrder
 from torchrelay.wire.messages.codec import WireError, encode
 from torchrelay.wire.messages.framing import Closed, frame, read_frame, write_frame
 from torchrelay.wire.messages.worker_frames import Attended, FromWorker, Welcome, decode_from_worker
@@ -103,6 +103,12 @@ class WorkerConnections:
             known.rank = order.rank
         connection.writer.write(frame(encode(order)))
         return True
+
+    def say(self, order: PassOn) -> None:
+        """Tell a worker of a signal that is passed on to it, if it is connected."""
+        connection = self._connections.get(order.worker)
+        if connection is not None and connection.welcomed and not connection.writer.is_closing():
+            connection.writer.write(frame(encode(order)))
 
     def attend(self) -> None:
         """Tell all workers that the orchestrator is there."""

@@ -33,6 +33,7 @@ STAYED_AWAY = 92
 CANNOT_START = 94
 DEFECT = 95
 SUPERSEDED = 96
+LASTING = "--lasting"
 PROBE_S = 2.0  # between two looks at whether it answers, and how long an answer may take
 STUCK_S = 20.0  # without any answer, before it is replaced
 KILL_S = 5.0  # how long a killed process may take to end
@@ -55,6 +56,8 @@ class Keeper:
         self._port = port
         self._host = host
         self._further = further  # flags of it
+        # One that lasts ends by this signal, and not by SIGTERM, which the scheduler sends to all processes of a job.
+        self._end_by = signal.SIGINT if LASTING in further else signal.SIGTERM
         self._tls = tls  # only with the run's passes
         self.held = pass_of(run_dir, Role.OPERATOR) if tls else None
         self._inside = inside  # where it listens besides, for its owner only
@@ -115,7 +118,7 @@ class Keeper:
         """End it in order; `keep` starts it again, with whatever code is installed now."""
         if self._process is not None and self._process.returncode is None:
             self._asked = True
-            signal_child(self._process, signal.SIGTERM)
+            signal_child(self._process, self._end_by)
 
     async def _end(self) -> int | None:
         """Wait for its end; one that listens no more although it lives is killed. None: it cannot be."""
@@ -188,7 +191,7 @@ class Keeper:
                 stdout=words,
                 stderr=words,
                 start_new_session=True,
-                preexec_fn=tethered(),
+                preexec_fn=tethered(self._end_by),
                 pass_fds=(held,),
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -19,7 +20,7 @@ from torchrelay.client.client import Away, Client, Denied
 from torchrelay.client.ledger_file import ledger, write_ledger
 from torchrelay.client.runs import NotPossible
 from torchrelay.launcher.following import Degraded, Followed, Remark, moments
-from torchrelay.launcher.keeper import CANNOT_START, Keeper
+from torchrelay.launcher.keeper import CANNOT_START, LASTING, Keeper
 from torchrelay.launcher.parking import PARKING
 from torchrelay.launcher.plan import ENDING, TELLING, Plan
 from torchrelay.launcher.renewal import Renewal
@@ -28,6 +29,7 @@ from torchrelay.launcher.voice import HOW_TO_JOIN, NEVER_JOINED, NOT_JOINED, UNH
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.recovery.ending import NO_SPARE, PARKED
+from torchrelay.schedulers.lasting import AGAIN_S, is_told_by_slurm
 from torchrelay.schedulers.local import FIRST_KEY, LocalScheduler, spread, write_file
 from torchrelay.schedulers.machine import write_machine
 from torchrelay.schedulers.network import RECORD as NETWORK
@@ -125,8 +127,11 @@ class LocalRun:
         self.network = isolation.network if isolation is not None else None
         self.isolation = isolation
         host = LOOPBACK if self.network is None else self.network.address
-        self.keeper = Keeper(plan.run_dir, plan.port, host, folder / INSIDE)
-        self.scheduler = LocalScheduler(plan.run_dir, self.agent_command, slots_of(plan))
+        # By SIGTERM nothing of a job ends that may park, where Slurm sends it to each process.
+        self.lasts = plan.parking is not None and is_told_by_slurm(os.environ)
+        end_by = signal.SIGINT if self.lasts else signal.SIGTERM
+        self.keeper = Keeper(plan.run_dir, plan.port, host, folder / INSIDE, further=(LASTING,) * self.lasts)
+        self.scheduler = LocalScheduler(plan.run_dir, self.agent_command, slots_of(plan), end_by=end_by)
         self.tail = LogTail(plan.run_dir / LOGS)
         self.token = new_token()
         self.client: Client | None = None
@@ -136,7 +141,7 @@ class LocalRun:
         self.went_on = False  # the job trains, or has trained
         self.unheard = False  # they have, and no orchestrator has heard of it
         self.warned = False  # the operator knows that the script is not protected, and what would protect it
-        self._signals = 0
+        self._signals, self._told_s = 0, 0.0
         self._remarked: set[str] = set()
         self._left_out: set[str] = set()  # logs of which that was said
         self._telling: set[asyncio.Task[None]] = set()
@@ -176,12 +181,13 @@ class LocalRun:
 
     def launch(self) -> Launch:
         """What agents run. Where nodes have addresses, scripts that ask find the first of them."""
+        launch = msgspec.structs.replace(self.plan.launch, parks=self.plan.parking is not None)
         if self.network is None:
-            return self.plan.launch
+            return launch
         env = self.plan.launch.env
         if self.network.path_names:
             env = {PATHS: f"={','.join(self.network.path_names)}"} | env
-        return msgspec.structs.replace(self.plan.launch, master_addr=self.network.nodes[0].address, env=env)
+        return msgspec.structs.replace(launch, master_addr=self.network.nodes[0].address, env=env)
 
     def agent_command(self, node: NodeId, slots: int) -> list[str]:
         """The command line of a virtual node's agent."""
@@ -332,7 +338,10 @@ class LocalRun:
 
     def interrupt(self, name: str) -> None:
         """Ctrl-C or the like: the first time the ranks are told, the second time everything is killed."""
-        self._signals += 1
+        now_s = asyncio.get_running_loop().time()
+        if self.lasts and name == PARKING and self._signals and now_s - self._told_s < AGAIN_S:
+            return  # Slurm sends it several times in a row
+        self._signals, self._told_s = self._signals + 1, now_s
         if self._signals > 1:
             self.hurry.set()
             self.decide(STOPPED)

@@ -18,7 +18,7 @@ from torchrelay.client.runs import NotPossible
 from torchrelay.launcher import local_run
 from torchrelay.launcher.allocation import step_environment
 from torchrelay.launcher.following import FarLines, Over, Reach
-from torchrelay.launcher.keeper import CANNOT_START, STAYED_AWAY, Keeper
+from torchrelay.launcher.keeper import CANNOT_START, LASTING, STAYED_AWAY, Keeper
 from torchrelay.launcher.local_run import INSIDE, LocalRun
 from torchrelay.launcher.machines import Machines, by_hand, exported, is_this_machine
 from torchrelay.launcher.plan import Plan
@@ -63,6 +63,7 @@ class MachinesRun(LocalRun):
         self.slots = slots_of(plan, self.machines)
         job = self.machines.slurm_job
         further = ("--heirs", "--node", self.machines.own_node, *(("--slurm", str(job)) if job else ()))
+        further += (LASTING,) * self.lasts
         self.keeper = Keeper(plan.run_dir, plan.port, self.machines.address, folder / INSIDE, tls=True, further=further)
         # What ends an ssh ends the way to an agent; what ends an srun, the agent and its workers.
         way = BY_SRUN if job else BY_SSH
@@ -101,7 +102,13 @@ class MachinesRun(LocalRun):
         first = self.machines.hosts[0].address.rpartition("@")[2] if self.machines.hosts else ""
         master = self.machines.address if not first or is_this_machine(first) else first
         return msgspec.structs.replace(
-            encrypting(self.plan), env=env, inherit=False, job=self.plan.spec.job, master_addr=master, code=""
+            encrypting(self.plan),
+            env=env,
+            inherit=False,
+            job=self.plan.spec.job,
+            master_addr=master,
+            code="",
+            parks=self.plan.parking is not None,
         )
 
     def agent_command(self, node: NodeId, slots: int) -> list[str]:

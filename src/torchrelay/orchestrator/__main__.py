@@ -1,8 +1,9 @@
 """Run an orchestrator: `python -m torchrelay.orchestrator --run-dir DIR [--host H] [--port P]`.
 
-It goes on where the journal in DIR ends. SIGTERM and SIGINT end it and leave training alone; `POST /v1/shutdown` ends
-the agents and their workers, too. Exit codes: 0, 94 (could not start: port, journal, disk), 95 (our own defect), 96
-(another orchestrator has taken over this journal: this one decides nothing any more).
+It goes on where the journal in DIR ends. SIGTERM and SIGINT end it and leave training alone (with `--lasting` only
+SIGINT does); `POST /v1/shutdown` ends the agents and their workers, too. Exit codes: 0, 94 (could not start: port,
+journal, disk), 95 (our own defect), 96 (another orchestrator has taken over this journal: this one decides nothing any
+more).
 """
 
 from __future__ import annotations
@@ -32,25 +33,14 @@ from torchrelay.orchestrator.http.changes import look_for_freezes, watch_freezes
 from torchrelay.orchestrator.http.door import Door, Strangers, be_brief
 from torchrelay.orchestrator.http.following import last_lines_told
 from torchrelay.orchestrator.http.keys import Keys
+from torchrelay.orchestrator.scheduling import publish_rosters, under_slurm
 from torchrelay.orchestrator.store.journal import Journal, JournalRefused, JournalUnavailable, Superseded
 from torchrelay.orchestrator.store.parts import kept_succession, own_copy, write_copy_name
-from torchrelay.protocol.messages.events import Event, ParkAsked, TaintCleared, TaintSet
-from torchrelay.protocol.messages.ids import JobId, NodeId
-from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.succession.head import Head, first
 from torchrelay.protocol.succession.succession import Place as CopyPlace
-from torchrelay.schedulers.local import FIRST_KEY, LocalScheduler
-from torchrelay.schedulers.port import (
-    Health,
-    NodeLeaving,
-    NodeReturned,
-    Place,
-    Roster,
-    Scheduler,
-    SchedulerError,
-)
-from torchrelay.schedulers.slurm.plugin import open_slurm
+from torchrelay.schedulers.local import LocalScheduler
 from torchrelay.wire.files.descriptors import allow_many
 from torchrelay.wire.files.ownlog import OwnLog
 from torchrelay.wire.messages.codec import WireError
@@ -60,6 +50,7 @@ from torchrelay.wire.trust.trust import TrustError, new_token, read_token, write
 CANNOT_START = 94
 DEFECT = 95
 SUPERSEDED = 96
+GIVE_BACK_S = 10.0
 # Values of a large job are many and hardly ever garbage in a circle. Looking for such as often as Python does took 40 %
 # of a recovery of 8,192 ranks.
 COLLECT = (50_000, 20, 100)
@@ -90,6 +81,7 @@ def options_of(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--join", default="", metavar="URL", help="with --heir: that other one")
     parser.add_argument("--launcher", default="", metavar="NAME", help="the node on which the run was begun (--node)")
     parser.add_argument("--pass", dest="held", type=Path, metavar="F", help="with --heir: the run's pass for agents")
+    parser.add_argument("--lasting", action="store_true", help="SIGTERM does not end it: the job is about to park")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds that a stopped worker waits for orders")
     options = parser.parse_args(words)
     options.launcher = options.launcher or options.node
@@ -99,6 +91,8 @@ def options_of(words: list[str] | None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> int:
     """The process: everything that can go wrong at the start is one line and exit code 94."""
     options = options_of(words)
+    if options.lasting:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     allow_many()
     gc.set_threshold(*COLLECT)
     run_dir: Path = options.run_dir
@@ -197,7 +191,8 @@ async def act(options: argparse.Namespace, head: Head | None, former: NodeId | N
         heirs = heirs_of(options, journal, head, former) if options.heirs else None
         service = Orchestrator(journal, patience_s=options.patience, kept=options.kept, heirs=heirs)
         look_for_freezes(service, run_dir)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        ending = [signal.SIGINT, *[signal.SIGTERM] * (not options.lasting)]
+        for number in ending:
             asyncio.get_running_loop().add_signal_handler(number, service.end)
         keys = Keys.of_passes(run_dir) if options.tls else Keys.of_one(token_of(run_dir))
         tls = server_context(pass_of(run_dir, Role.ORCHESTRATOR)) if options.tls else None
@@ -222,7 +217,7 @@ async def act(options: argparse.Namespace, head: Head | None, former: NodeId | N
         finally:
             await door.close()
             await runner.cleanup()
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in ending:
                 asyncio.get_running_loop().remove_signal_handler(number)
         if options.heir and options.slurm and not service.superseded and is_lost(service.cluster, options.launcher):
             await give_back(options.slurm)
@@ -357,138 +352,10 @@ async def give_back(job: int) -> None:
     """End the Slurm job: its batch script was lost with its node. This ends ourselves, too."""
     try:
         process = await asyncio.create_subprocess_exec("scancel", str(job))
-        async with asyncio.timeout(SLURM_RETRY_S):
+        async with asyncio.timeout(GIVE_BACK_S):
             await process.wait()
     except (OSError, TimeoutError) as error:
         log.error("Slurm job %d could not be given back (%s): cancel it", job, error)
-
-
-# ---------------------------------------------------------------- rosters for the scheduler
-
-# Each new roster is written into the scheduler's own record, apart from the path of a recovery.
-
-RETRY_S = 5.0
-SLURM = "slurm"  # key and source of its taints
-
-
-def roster_of(cluster: Cluster, job: Job) -> Roster:
-    """Who holds which rank of a job now."""
-    places = []
-    for rank, seat in sorted(job.seats.items()):
-        worker = None if seat.worker is None else cluster.workers.get(seat.worker)
-        places.append(Place(rank=rank, worker=seat.worker, node=None if worker is None else worker.node))
-    return Roster(job=job.spec.job, generation=job.generation, places=tuple(places))
-
-
-def is_held_otherwise(before: Job, now: Job) -> bool:
-    """Whether ranks have other holders, or another generation; most events change neither."""
-    if before.generation != now.generation or (now.phase is JobPhase.ENDED) != (before.phase is JobPhase.ENDED):
-        return True
-    changed = now.seats.differences(before.seats)
-    return any(one is None or other is None or one.worker != other.worker for _, one, other in changed)
-
-
-async def publish_rosters(service: Orchestrator, scheduler: Scheduler) -> None:
-    """Publish whatever is new, for ever. A scheduler that cannot take it is asked again: nothing waits for it."""
-    published: dict[JobId, Job] = {}  # each job as it was then
-    while True:
-        news = service.news
-        try:
-            for name, job in service.cluster.jobs.items():
-                known = published.get(name)
-                if known is None or is_held_otherwise(known, job):
-                    await scheduler.publish(roster_of(service.cluster, job))
-                    published[name] = job
-        except (SchedulerError, OSError) as error:
-            log.warning("the roster could not be published: %s", error)
-            await asyncio.sleep(RETRY_S)
-        else:
-            await news.wait()
-
-
-# ---------------------------------------------------------------- what Slurm does with the nodes
-
-SLURM_RETRY_S = 10.0
-
-
-async def under_slurm(service: Orchestrator, job: int, run_dir: Path) -> None:
-    """What Slurm says of our nodes becomes taints, and it is told who is where. Never returns.
-
-    Without Slurm training goes on: it is asked again, and what it said before holds.
-    """
-    told = ""
-    while True:
-        try:
-            async with open_slurm(job, run_dir) as scheduler:
-                log.info("Slurm job %d: %s", job, scheduler.caps)
-                told = ""
-                publishing = asyncio.create_task(publish_rosters(service, scheduler))
-                try:
-                    await heed(service, scheduler)
-                finally:
-                    publishing.cancel()
-                    await asyncio.gather(publishing, return_exceptions=True)
-        except (SchedulerError, OSError) as error:
-            if str(error) != told:
-                log.warning("Slurm cannot be asked: %s; drains are not seen meanwhile", error)
-            told = str(error)
-        await asyncio.sleep(SLURM_RETRY_S)
-
-
-async def heed(service: Orchestrator, scheduler: Scheduler) -> None:
-    """Taints for nodes that are to be left, and no more for those that are well again."""
-    watching = scheduler.watch()
-    view = await scheduler.snapshot()
-    held = {node: grant for grant in view.grants for node in grant.nodes}
-    for node in view.nodes:
-        if node.node in held:
-            stays = node.health is not Health.LEAVING or (node.whole and held[node.node].key == FIRST_KEY)
-            settle_node(service, node.node, "" if stays else node.reason)
-    async for event in watching:
-        match event:
-            case NodeLeaving(node=name, reason=reason, whole=True) if await is_of_the_first(scheduler, name):
-                # There is nowhere to go, and taints would keep ranks and spares off all nodes until then.
-                log.warning("the whole job is to end: %s", reason)
-                settle_node(service, name, "")
-                ask_to_park(service, reason, event.deadline_s)
-            case NodeLeaving(node=name, reason=reason):
-                settle_node(service, name, reason)
-            case NodeReturned(node=name):
-                settle_node(service, name, "")
-            case _:
-                log.info("Slurm: %s", event)
-
-
-async def is_of_the_first(scheduler: Scheduler, node: NodeId) -> bool:
-    """Whether a node is of the job that we run in."""
-    view = await scheduler.snapshot()
-    return any(node in grant.nodes for grant in view.grants if grant.key == FIRST_KEY)
-
-
-def settle_node(service: Orchestrator, node: NodeId, reason: str) -> None:
-    """A taint with this reason, or none."""
-    lies = (node, None, SLURM) in service.cluster.taints
-    if reason:
-        event: Event = TaintSet(node=node, key=SLURM, reason=reason, source=SLURM)
-    elif lies:
-        event = TaintCleared(node=node, key=SLURM, source=SLURM)
-    else:
-        return
-    log.info("Slurm: %s: %s", node, reason or "well again")
-    service.take(event, note_refusal)
-
-
-def ask_to_park(service: Orchestrator, reason: str, deadline_s: float | None) -> None:
-    """Where jobs may be parked: all their nodes are to be left."""
-    grace_ms = None if deadline_s is None else max(0, round(1000 * deadline_s))
-    for name, job in service.cluster.jobs.items():
-        if job.spec.park_dir and not job.parking.asked:
-            service.take(ParkAsked(job=name, reason=reason, source=SLURM, grace_ms=grace_ms), note_refusal)
-
-
-def note_refusal(told: int | Exception) -> None:
-    if isinstance(told, Exception):
-        log.warning("what Slurm said could not be noted: %s", told)
 
 
 if __name__ == "__main__":

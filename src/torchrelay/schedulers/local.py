@@ -113,6 +113,7 @@ class LocalScheduler:
     idle      nodes with their slots that `acquire` may give
     words     what an agent is told over its standard input: it is on another machine then
     way       how it is reached there
+    end_by    the signal that ends an agent of this machine
     """
 
     caps = Caps(
@@ -132,11 +133,13 @@ class LocalScheduler:
         idle: dict[NodeId, int] | None = None,
         words: Callable[[], bytes] | None = None,
         way: Way = BY_SSH,
+        end_by: signal.Signals = signal.SIGTERM,
     ) -> None:
         self.run_dir = run_dir
         self._command = command
         self._words = words
         self._way = way
+        self._end_by = end_by
         self._pool = Pool(idle=dict(idle or {}))
         self._closed = False
 
@@ -223,7 +226,7 @@ class LocalScheduler:
     # ------------------------------------------------------------ owning agents
 
     async def close(self, grace_s: float = 10.0) -> None:
-        """End all agents: SIGTERM, and SIGKILL for who is still there after `grace_s`.
+        """End all agents: SIGTERM, or what ends them, and SIGKILL for who is still there after `grace_s`.
 
         Those on other machines are told over their standard input first: a signal would end only the way to them.
         """
@@ -254,7 +257,7 @@ class LocalScheduler:
                 stderr=log,
                 start_new_session=True,
                 env=self._way.environment(os.environ),
-                preexec_fn=tethered(signal.SIGTERM) if self._words is None or self._way.tied else None,
+                preexec_fn=tethered(self._end_by) if self._words is None or self._way.tied else None,
             )
         if process.stdin is not None and self._words is not None:
             process.stdin.write(self._words())  # it stays open: its end says that we are gone
@@ -293,7 +296,7 @@ class LocalScheduler:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._way.word_s):
                     await agent.process.wait()
-        signal_child(agent.process, signal.SIGTERM)
+        signal_child(agent.process, self._end_by)
         try:
             async with asyncio.timeout(max(grace_s, self._way.least_s)):
                 await agent.process.wait()

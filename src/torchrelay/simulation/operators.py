@@ -9,6 +9,7 @@ import msgspec
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Rank
 from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.placement.taints import TOLD
 from torchrelay.simulation.judge.invariants import Checker
 from torchrelay.simulation.machine.machines import Machine
 from torchrelay.simulation.machine.shell import Shell
@@ -85,12 +86,19 @@ def move(world: Struck, strike: Strike) -> bool:
 
 
 def park(world: Struck, strike: Strike) -> bool:
-    """With a signal that is passed on if it comes to nothing in time, or just so."""
+    """With a signal that is passed on if it comes to nothing in time, or just so; or all agents were told to end."""
     del strike
     grace_ms = world.chance.choice((None, None, 5_000))
     world.checker.disturbed = True
     world.checker.cancelled |= grace_ms is not None
     number = 0 if grace_ms is None else 15
+    if number and world.chance.random() < 0.5:
+        for machine in world.machines.values():
+            world.checker.taint(machine, None)
+            told = ev.TaintSet(node=machine.node, key=TOLD, value="15", source="agent")
+            told = msgspec.structs.replace(told, gone_in_ms=world.chance.choice((None, grace_ms)))
+            world.after(world.chance.randint(0, 300), say, world, told)
+        return True
     return say(world, ev.ParkAsked(job=JOB, reason="the nodes go", source="operator", grace_ms=grace_ms, number=number))
 
 

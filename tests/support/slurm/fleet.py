@@ -22,14 +22,16 @@ from torchrelay.api.endpoint import ENDPOINT
 NEEDED = [*REPOSITORY.parents, REPOSITORY, *Path(sys.executable).resolve().parents]
 SUBMITTER = USER if all(folder.stat().st_mode & 0o005 == 0o005 for folder in NEEDED) else None
 CODE, OUT = "/tmp/code", "/tmp/run.out"
-EXPORTS = {"TORCHRELAY_DIGESTS": EVIDENCE, "OMP_NUM_THREADS": "1"}
 
 
 class SlurmFleet:
-    """`torchrelay run` in a batch script. `evidence`: the folder in which ranks tell of their states, for the test."""
+    """`torchrelay run` in a batch script.
 
-    def __init__(self, slurm: Slurm, evidence: Path) -> None:
-        self.slurm, self.evidence = slurm, evidence
+    `evidence`: the folder in which ranks tell of their states, for the test. `inside`: where it is on the machines.
+    """
+
+    def __init__(self, slurm: Slurm, evidence: Path, inside: str = EVIDENCE) -> None:
+        self.slurm, self.evidence, self.inside = slurm, evidence, inside
         self.job: Job
         self.head: Machine
 
@@ -38,7 +40,8 @@ class SlurmFleet:
 
         `srun`: what stands before `torchrelay run` there; else the script itself runs it.
         """
-        words = [f"export {name}={shlex.quote(value)}" for name, value in EXPORTS.items()]
+        exports = {"TORCHRELAY_DIGESTS": self.inside, "OMP_NUM_THREADS": "1"}
+        words = [f"export {name}={shlex.quote(value)}" for name, value in exports.items()]
         line = f"{srun} {shlex.join([*CLI, 'run', '--run-dir', RUN_DIR, *flags, *script])}"
         words += [f"cd {shlex.quote(str(REPOSITORY))}", f"{line} > {OUT} 2>&1", f"echo $? > {CODE}"]
         self.job = self.slurm.submit(
@@ -46,6 +49,13 @@ class SlurmFleet:
         )
         self.job.wait("RUNNING")
         self.head = self.slurm.nodes[self.job.batch_node()]
+
+    def forget(self) -> None:
+        """Nothing of it is left on the machines: the next run begins in the same places."""
+        for machine in self.slurm.nodes.values():
+            for left in (RUN_DIR, CODE, OUT) if machine.is_on else ():
+                shutil.rmtree(at(machine, left), ignore_errors=True)
+                at(machine, left).unlink(missing_ok=True)
 
     # ------------------------------------------------------------ looking
 

@@ -35,6 +35,7 @@ def test_all_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert code == 0, rows
     assert "seen in the batch script" in rows["--no-kill"]["found"]
     assert "these yield to train: low" in rows["preemption"]["found"]
+    assert rows["parking in low"]["found"].startswith("low: GraceTime 120 s")
     assert "one of 3 idle nodes of train, as a job named gpt+spare.1.*" in rows["replacement"]["found"]
 
 
@@ -51,6 +52,41 @@ def test_what_is_not_well_says_what_to_do(
     assert "no node of train is idle, and no partition yields" in rows["replacement"]["found"]
     assert rows["time"]["found"].startswith("5 minutes left; grace: 0 s")
     assert all(bool(row["remedy"]) == (row["state"] != "ok") for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("grace", "found", "remedy"),
+    [
+        (29, "low: GraceTime is only 29 s", "ask for a GraceTime of 30 s or more; until then"),
+        (0, "SIGTERM goes to the batch script, too, and SIGKILL follows after 30 s", "`exec torchrelay run`"),
+    ],
+)
+def test_a_partition_whose_jobs_have_no_time_to_park_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    grace: int,
+    found: str,
+    remedy: str,
+) -> None:
+    fake = FakeSlurm(tmp_path, version="24.11.5")
+    with fake.changed() as state:
+        state["grace"] = grace
+    code, rows = consulted(fake, monkeypatch, capsys)
+    assert code == 1
+    assert {name for name, row in rows.items() if row["state"] != "ok"} == {"parking in low"}
+    assert found in rows["parking in low"]["found"]
+    assert remedy in rows["parking in low"]["remedy"]
+
+
+def test_a_partition_that_yields_to_nobody_is_not_asked_for_time_to_park(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeSlurm(tmp_path, version="24.11.5")
+    with fake.changed() as state:
+        state["low"], state["grace"] = "OFF", 0
+    _, rows = consulted(fake, monkeypatch, capsys)
+    assert not [name for name in rows if "parking" in name]
 
 
 def test_outside_of_an_allocation_the_site_is_examined(

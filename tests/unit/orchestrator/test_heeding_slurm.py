@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
-from torchrelay.orchestrator.__main__ import SLURM, heed
 from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.orchestrator.scheduling import SLURM, answer_notices, heed
 from torchrelay.protocol.messages.enclosed import JobSpec
-from torchrelay.protocol.messages.events import ParkAsked, TaintCleared, TaintSet
+from torchrelay.protocol.messages.events import Effect, ParkAsked, TaintCleared, TaintSet
 from torchrelay.protocol.messages.ids import JobId, NodeId
 from torchrelay.protocol.model.job import Job
+from torchrelay.protocol.model.moves import Taint
+from torchrelay.protocol.model.roster import Node
 from torchrelay.protocol.model.table import Table
+from torchrelay.protocol.placement.taints import TOLD
 from torchrelay.schedulers.local import FIRST_KEY
 from torchrelay.schedulers.port import (
     ClusterView,
@@ -23,8 +27,10 @@ from torchrelay.schedulers.port import (
     NodeReturned,
     NodeView,
     Scheduler,
+    SchedulerError,
     SchedulerEvent,
 )
+from torchrelay.schedulers.slurm.judging import Leave
 
 N1, N2, SATELLITE, STRANGER = (NodeId(name) for name in ("n1", "n2", "s1", "x1"))
 LIMIT = "the time limit of its job"
@@ -105,3 +111,72 @@ def test_a_satellite_whose_own_job_ends_is_left() -> None:
 def test_a_node_that_returns_is_not_tainted_any_more() -> None:
     returned = NodeReturned(node=N2)
     assert heard(Slurm((node(N1), node(N2, "xid 79")), returned), N2) == [("n2", "xid 79"), ("n2", "")]
+
+
+# ---------------------------------------------------------------- when our processes were told to end
+
+
+def told(name: NodeId, source: str = "agent") -> Taint:
+    return Taint(name, None, TOLD, "15", Effect.NO_EXECUTE, "told", source, 0)
+
+
+def answered(leave: Leave | SchedulerError | None, *rounds: tuple[Taint, ...]) -> tuple[list[Any], int]:
+    """What is taken in when these taints lie, one round after the other; and how often Slurm was asked."""
+    taken: list[Any] = []
+    asked = 0
+    alive = {N1: True, N2: True, STRANGER: False}
+    nodes = {name: Node(name, "a", 1, alive=lives) for name, lives in alive.items()}
+
+    async def notice() -> Leave | None:
+        nonlocal asked
+        asked += 1
+        if isinstance(leave, SchedulerError):
+            raise leave
+        return leave
+
+    async def play() -> None:
+        def take(event: Any, _: Any) -> None:
+            taken.append(event)
+
+        service = SimpleNamespace(cluster=None, take=take, news=asyncio.Event())
+        answering: asyncio.Task[None] | None = None
+        for lying in rounds:
+            service.cluster = SimpleNamespace(taints={one.node: one for one in lying}, nodes=nodes)
+            service.news, before = asyncio.Event(), service.news
+            before.set()
+            if answering is None:
+                scheduler = SimpleNamespace(notice=notice)
+                answering = asyncio.create_task(answer_notices(cast(Any, service), cast(Any, scheduler)))
+            for _ in range(20):
+                await asyncio.sleep(0)
+        assert answering is not None
+        answering.cancel()
+
+    asyncio.run(play())
+    return taken, asked
+
+
+def test_when_the_whole_job_goes_all_nodes_are_told_how_long_there_is() -> None:
+    taken, asked = answered(Leave("preempted", time.time() + 60, whole=True), (told(N1),))
+    assert asked == 1
+    assert [(event.node, event.key, event.value, event.reason) for event in taken] == [
+        (name, TOLD, "15", "preempted") for name in (N1, N2)
+    ]
+    assert all(50_000 < event.gone_in_ms <= 60_000 for event in taken)
+
+
+def test_slurm_is_asked_again_when_another_node_was_told_and_not_otherwise() -> None:
+    assert answered(None, (told(N1),), (told(N1),), (told(N1), told(N2)))[1] == 2
+
+
+def test_what_slurm_has_said_itself_is_not_asked_about() -> None:
+    assert answered(None, (), (told(N1, SLURM),)) == ([], 0)
+
+
+def test_a_slurm_that_does_not_answer_leaves_it_to_the_rules() -> None:
+    assert answered(SchedulerError("no answer"), (told(N1),)) == ([], 1)
+
+
+def test_an_end_whose_time_is_not_known_is_told_without_one() -> None:
+    taken, _ = answered(Leave("preempted", None, whole=True), (told(N1),))
+    assert {event.gone_in_ms for event in taken} == {None}

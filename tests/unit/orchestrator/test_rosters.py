@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tests.support.telling import Story, running
-from torchrelay.orchestrator.__main__ import is_held_otherwise, roster_of
+from torchrelay.orchestrator.scheduling import is_held_otherwise, roster_of
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import Point, Rank
 from torchrelay.protocol.model.job import Job, JobPhase

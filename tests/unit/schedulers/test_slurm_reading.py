@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
 from torchrelay.schedulers.port import Grant, Health, Place, Roster
 from torchrelay.schedulers.slurm import abilities, asking, judging, reading
+from torchrelay.schedulers.slurm.abilities import Site
 from torchrelay.schedulers.slurm.hostlists import compress, expand
 from torchrelay.schedulers.slurm.judging import Leave
-from torchrelay.schedulers.slurm.reading import JobRow, NodeRecord, Partition, Reservation, Unreadable
+from torchrelay.schedulers.slurm.reading import JobRecord, JobRow, NodeRecord, Partition, Reservation, Unreadable
 
 # Recorded from Slurm 22.05.8.
 NODE = (
@@ -244,6 +245,47 @@ def test_several_reasons_have_the_first_deadline() -> None:
     found = judging.leaves_of(grant, nodes, end, (maint, plain, far), NOON)
     assert found["n3"] == Leave("fan; maintenance ahead (reservation m); the time limit of its job", NOON + 100)  # type: ignore[index]
     assert found["n4"] == end  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "end_at", "at"),
+    [
+        (60.0, None, NOON + 60),  # 22.05, of a job without a time limit
+        (60.0, NOON + 9000, NOON + 60),
+        (60.0, NOON + 20, NOON + 20),  # the time limit comes first
+        (0.0, NOON + 40, NOON + 40),  # a QOS has given the time
+        (0.0, None, None),
+    ],
+)
+def test_a_job_that_was_preempted_ends_when_its_grace_time_is_over(
+    grace_s: float, end_at: float | None, at: float | None
+) -> None:
+    wanted = Leave(judging.PREEMPTED, at, whole=True)
+    row = JobRow(job=1, state="RUNNING", name="gpt", end_at=end_at)
+    assert judging.end_of(row, NOON, grace_s, NOON + 1) == wanted
+    record = JobRecord(job=1, name="gpt", state="RUNNING", nodes=("n1",), end_at=end_at, preempt_at=NOON, asked={})
+    assert judging.notice_of(record, grace_s, 30.0, NOON + 1) == wanted
+
+
+def test_a_job_without_grace_time_has_what_slurm_waits_before_it_kills() -> None:
+    ends = JobRecord(job=1, name="gpt", state="COMPLETING", nodes=("n1",), preempt_at=NOON, asked={})
+    leave = judging.notice_of(ends, 0.0, 30.0, NOON)
+    assert leave is not None
+    assert (leave.at, leave.whole) == (NOON + 30 - judging.LAST_S, True)
+    leave = judging.notice_of(ends, 0.0, 1.0, NOON)
+    assert leave is not None
+    assert leave.at == NOON
+
+
+def test_a_job_of_whose_end_slurm_says_nothing_is_not_meant() -> None:
+    runs = JobRecord(job=1, name="gpt", state="RUNNING", nodes=("n1",), end_at=NOON + 9, asked={})
+    assert judging.notice_of(runs, 60.0, 30.0, NOON) is None
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("45 sec", 45.0), ("", 30.0), ("unknown", 30.0)])
+def test_how_long_slurm_waits_before_it_kills_is_read(text: str, seconds: float) -> None:
+    site = Site(version=(22, 5, 8), config={"KillWait": text})
+    assert abilities.kill_wait_of(site) == seconds
 
 
 # ---------------------------------------------------------------- asking

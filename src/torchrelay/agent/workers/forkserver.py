@@ -4,7 +4,7 @@ It is started by an agent, imports the modules it is told to, and from then on h
 workers: it reports their ends at once, kills on request, and keeps them while its agent is away, at most `--linger`
 seconds. If it dies itself, the kernel kills the workers. It never touches a GPU: a child could not use it any more.
 
-    python -P -m torchrelay.agent.workers.forkserver --listener FD --linger SECONDS [--preload MODULE]...
+    python -P -m torchrelay.agent.workers.forkserver --listener FD --linger SECONDS [--lasting] [--preload MODULE]...
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from torchrelay.agent.workers.forks import (
     to_forkserver,
 )
 from torchrelay.protocol.messages.ids import WorkerId
+from torchrelay.schedulers.lasting import outlive
 from torchrelay.wire.files.descriptors import allow_many
 from torchrelay.wire.files.output import open_channel
 from torchrelay.wire.files.page import reserve
@@ -65,13 +66,15 @@ class Birth:
     output: int  # descriptor
     key: bytes  # of the mark that it may leave there
     server: int  # the forkserver's process id
+    lasts: bool = False  # it outlives a scheduler's SIGTERM
 
 
 class ForkServer:
     """Serves one agent at a time on `listener`; the newest connection counts."""
 
-    def __init__(self, listener: socket.socket, *, linger_s: float) -> None:
+    def __init__(self, listener: socket.socket, *, linger_s: float, lasts: bool = False) -> None:
         self._listener = listener
+        self._lasts = lasts  # a scheduler's SIGTERM ends neither this one nor its workers
         self._linger_s = linger_s
         self._bide_s = 0.0  # the agent of now has asked for at least so long
         self._children = Children()
@@ -89,7 +92,8 @@ class ForkServer:
         """Serve until told to stop: then None. In a forked child: returns what the child is to become."""
         signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the wake-up alone matters
-        signal.signal(signal.SIGTERM, self._on_sigterm)
+        if not self._lasts:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us in order
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake, selectors.EVENT_READ, self._drain_wake)
@@ -223,7 +227,7 @@ class ForkServer:
         if pid == 0:
             self._leave_server()
             self._outputs.abandon()
-            return Birth(request, output, key, server)
+            return Birth(request, output, key, server, self._lasts)
         os.close(output)
         child = Child(worker=request.worker, job=request.job, slot=request.slot, pid=pid)
         self._report(self._children.add(child))
@@ -232,7 +236,7 @@ class ForkServer:
     def _leave_server(self) -> None:
         """In the child: nothing of the server may stay open, else its agent would not see it end."""
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
+        for number in (signal.SIGCHLD, *[signal.SIGTERM] * (not self._lasts)):  # ignored until `settle` sees to it
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._selector.close()
@@ -259,6 +263,8 @@ def reserve_page(request: Fork) -> None:
 def settle(birth: Birth) -> None:
     """In the child: session, stdio, environment, working folder and argv, as if it had been started by itself."""
     request = birth.request
+    if birth.lasts:
+        outlive()
     os.dup2(birth.output, 1)
     os.dup2(birth.output, 2)
     open_channel(birth.output, birth.key)
@@ -338,12 +344,15 @@ def main() -> int:
     parser.add_argument("--listener", type=int, required=True, help="descriptor of a listening unix socket")
     parser.add_argument("--linger", type=float, default=0.0, help="seconds to keep workers without an agent")
     parser.add_argument("--preload", action="append", default=[], help="module to import first")
+    parser.add_argument("--lasting", action="store_true", help="SIGTERM ends neither this process nor its workers")
     options = parser.parse_args()
+    if options.lasting:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     allow_many()  # workers inherit it: a rank must not end because somebody fills its ports
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     preload(options.preload)
     listener = socket.socket(fileno=options.listener)
-    birth = ForkServer(listener, linger_s=options.linger).serve()
+    birth = ForkServer(listener, linger_s=options.linger, lasts=options.lasting).serve()
     if birth is None:
         return 0
     # A worker from here on. It ends like any Python process: atexit functions, threads joined, streams flushed.

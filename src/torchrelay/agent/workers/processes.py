@@ -65,6 +65,7 @@ class Processes:
         env: Mapping[str, str],
         cwd: str,
         linger_s: float,
+        lasts: bool = False,
         on_ended: Callable[[Ended], None],
     ) -> None:
         self._path = folder / "forkserver"
@@ -73,6 +74,7 @@ class Processes:
         self._env = dict(env)
         self._cwd = cwd
         self._linger_s = linger_s
+        self._lasts = lasts  # forkserver and workers outlive a scheduler's SIGTERM
         self._on_ended = on_ended
         self.running: dict[WorkerId, Child] = {}
         self.ended: dict[WorkerId, Ended] = {}
@@ -240,6 +242,7 @@ class Processes:
             await self._connect()
             command = [sys.executable, "-P", "-m", "torchrelay.agent.workers.forkserver"]
             command += ["--listener", str(listener.fileno()), "--linger", str(self._linger_s)]
+            command += ["--lasting"] * self._lasts
             for module in self._preload:
                 command += ["--preload", module]
             self._server = await asyncio.create_subprocess_exec(

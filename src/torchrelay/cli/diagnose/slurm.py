@@ -29,6 +29,7 @@ async def slurm_rows(environ: Mapping[str, str] = os.environ) -> list[Row]:
     rows.append(("shrinking", abilities.may_shrink(site)))
     rows.append(("bad nodes", ordinary(abilities.may_drain(site, user_name(), os.getuid(), level))))
     rows.append(("expedited requeue", expedited(site)))
+    rows += [(f"parking in {each.name}", abilities.may_park(site, each)) for each in abilities.preemptable(site)]
     job = await own_job(queries, environ)
     if isinstance(job, Ability):
         return [*rows, ("allocation", job)]

@@ -18,6 +18,8 @@ from torchrelay.protocol.model.state import Cluster
 
 PROBATION = "torchrelay/probation"
 DRAIN = "torchrelay/drain"
+# Its agent was sent a signal that ends it; the value is the signal's number.
+TOLD = "torchrelay/told-to-end"
 MEMORY_MS = 30 * 24 * 3_600_000
 QUARANTINE_AFTER = 4  # faults of one place within MEMORY_MS
 _SEVERITY = (Effect.PREFER_NO_SCHEDULE, Effect.NO_SCHEDULE, Effect.NO_EXECUTE)

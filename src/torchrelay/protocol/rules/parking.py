@@ -1,6 +1,6 @@
 """Parking: a job that has to leave all its nodes writes itself down at the next boundary, and ends.
 
-    asked       by an operator, by the launcher that was told to end; or all its places are to be left
+    asked       by an operator, by the launcher or by all agents, told to end; or all its places are to be left
     a halt      as for a move: QUIESCING, HALTING (`boundary`)
     PARKING     each rank writes its state and its private record into a new folder
     SEALING     the orchestrator writes the manifest; with it, and not before, the job is parked: it ends
@@ -11,6 +11,7 @@ cannot be written down in time ends as it would have without us: the signal that
 
 from __future__ import annotations
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrelay.protocol.messages import events as ev
@@ -22,7 +23,7 @@ from torchrelay.protocol.model.job import TRAINING, Job, JobPhase
 from torchrelay.protocol.model.parts import Parking
 from torchrelay.protocol.model.state import Cluster, is_over
 from torchrelay.protocol.placement.boundary import REST_MS, TRIES, begin_parking, in_vain, put_off
-from torchrelay.protocol.placement.taints import on_slot
+from torchrelay.protocol.placement.taints import TOLD, on_slot
 from torchrelay.protocol.recovery.ending import PARKED, STOPPED, end_job, interrupt_job
 from torchrelay.protocol.rules.answers import answering
 from torchrelay.protocol.rules.migration import abandon, over_by, room_for, room_to_share
@@ -31,6 +32,8 @@ from torchrelay.protocol.rules.stopping import signal_asked
 # How long before its nodes are gone a job begins at the latest; longer, if writing takes long or was not measured.
 LEAD_MS, UNMEASURED_MS = 120_000, 600_000
 TIMES_AHEAD = 4
+# How long a scheduler may take to say how long there is, when agents were told to end.
+WORD_MS = 2_500
 LEAVING = "all its places are to be left, and there is not room for all elsewhere"
 
 
@@ -132,9 +135,12 @@ def progress_parking(cluster: Cluster, job_id: JobId) -> Cluster:
     job = cluster.jobs[job_id]
     if is_over(job) or not job.spec.park_dir or job.phase is JobPhase.SEALING:
         return cluster
+    told = told_to_end(cluster, job)
     if not job.parking.asked:
-        return of_our_own_accord(cluster, job)
-    if job.stop is not None and job.parking.name and job.phase is not JobPhase.RELEASING:
+        return of_our_own_accord(cluster, job) if told is None else as_told(cluster, job, told)
+    if told is not None and not job.parking.number:
+        return cluster.with_job(job.with_parking(number=told.number))
+    if job.stop is not None and job.parking.name:
         return put_off(cluster, job, job.stop.reason)
     late = job.parking.deadline_ms is not None and cluster.now_ms >= job.parking.deadline_ms
     if late or job.parking.tries >= TRIES:
@@ -143,8 +149,7 @@ def progress_parking(cluster: Cluster, job_id: JobId) -> Cluster:
         return cluster
     why = objection(cluster, job)
     if why:
-        told = job if job.parking.why_not == why else job.with_parking(why_not=why)
-        return cluster.with_job(told)
+        return cluster.with_job(job if job.parking.why_not == why else job.with_parking(why_not=why))
     move = job.open_move
     if move is not None:
         return abandon(cluster, job, move, over_by(job, move), "the job parks")
@@ -182,7 +187,7 @@ def give_up(cluster: Cluster, job: Job, *, late: bool) -> Cluster:
     parking, now = job.parking, cluster.now_ms
     why = parking.why_not or f"{job.phase}: {job.why}"
     text = f"{'the time is over' if late else f'{parking.tries} tries came to nothing'}: {why}"
-    if job.parking.name and job.phase is not JobPhase.RELEASING:
+    if job.parking.name:
         cluster = put_off(cluster, job, text)
         job = cluster.jobs[job.spec.job]
     rest = replace(fresh(parking), rests_ms=now + REST_MS, why_not=text)
@@ -191,11 +196,9 @@ def give_up(cluster: Cluster, job: Job, *, late: bool) -> Cluster:
         return cluster
     if late:
         return end_job(cluster, cluster.jobs[job.spec.job], STOPPED, f"{parking.reason}; {text}", eligible=False)
-    left = None if parking.deadline_ms is None else max(0, parking.deadline_ms - now)
+    left = 0 if parking.deadline_ms is None else parking.deadline_ms - now
     reason = f"{parking.reason}; {text}"
-    return signal_asked(
-        cluster, ev.SignalAsked(job=job.spec.job, number=parking.number, grace_ms=left or 0, reason=reason)
-    )
+    return signal_asked(cluster, ev.SignalAsked(job=job.spec.job, number=parking.number, grace_ms=left, reason=reason))
 
 
 # ---------------------------------------------------------------- nowhere to go
@@ -210,6 +213,54 @@ def of_our_own_accord(cluster: Cluster, job: Job) -> Cluster:
         return cluster
     left = max(0, gone_ms - cluster.now_ms)
     return park_asked(cluster, ev.ParkAsked(job=job.spec.job, reason=LEAVING, source="torchrelay", grace_ms=left))
+
+
+class Told(Struct, frozen=True):
+    """All places of a job were told to end, by this signal. `gone_ms`: when they are taken away, if that is known."""
+
+    number: int
+    since_ms: int
+    gone_ms: int | None
+    reason: str
+
+
+def told_to_end(cluster: Cluster, job: Job) -> Told | None:
+    """What was said to the agents of all places that it has; None if one of them heard nothing, or it has none.
+
+    A rank without a place has nowhere to go either: there is a scheduler that takes all that it has given.
+    """
+    if not any(key == TOLD for _, _, key in cluster.taints):
+        return None
+    nodes = {cluster.workers[seat.worker].node for seat in job.seats.values() if seat.worker is not None}
+    lying = [cluster.taints.get((node, None, TOLD)) for node in sorted(nodes)]
+    found = [taint for taint in lying if taint is not None and taint.value.isdecimal()]
+    if not found or len(found) < len(lying):
+        return None
+    since = min(taint.since_ms for taint in found)
+    dated = [(taint.gone_ms, taint.reason) for taint in found if taint.gone_ms is not None]
+    gone_ms, reason = min(dated, default=(None, found[0].reason))
+    return Told(int(found[0].value), since, gone_ms, reason)
+
+
+def as_told(cluster: Cluster, job: Job, told: Told) -> Cluster:
+    """A job whose processes were all told to end parks, if there is no room elsewhere, or ends as it would without us.
+
+    Its own grace time counts if the scheduler does not say within `WORD_MS` how long there is.
+    """
+    now = cluster.now_ms
+    if job.stop is not None:
+        return cluster
+    if told.gone_ms is None and now < told.since_ms + WORD_MS:
+        return cluster
+    if room_elsewhere(cluster, job) >= len(job.seats):
+        return cluster
+    gone = told.since_ms + job.spec.grace_ms if told.gone_ms is None else told.gone_ms
+    left, why = max(0, gone - now), lasting_objection(cluster, job)
+    if why:
+        reason = f"{told.reason}; it cannot be parked: {why}"
+        return signal_asked(cluster, ev.SignalAsked(job=job.spec.job, number=told.number, grace_ms=left, reason=reason))
+    asked = ev.ParkAsked(job=job.spec.job, reason=told.reason, source="torchrelay", grace_ms=left, number=told.number)
+    return park_asked(cluster, asked)
 
 
 def room_elsewhere(cluster: Cluster, job: Job) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -15,6 +16,8 @@ COMMENT_ONCE_BEFORE: Version = (23, 2, 0)
 # In each series slurmctld could crash after a job was resized before this release.
 SAFE_RESIZE: tuple[Version, ...] = ((23, 2, 7), (23, 11, 8), (24, 5, 0))
 FORBIDDEN = "disable_job_shrink"
+LEAST_GRACE_S = 30.0  # the usual --grace
+KILL_WAIT_S = 30.0  # Slurm's own, where its configuration cannot be read
 CHANGED_ONCE = "without slurmdbd a job can be shrunk once, and not be changed afterwards"
 
 
@@ -37,6 +40,11 @@ class Site(Struct, frozen=True, kw_only=True):
     def accounting(self) -> bool:
         """Whether jobs are kept in a database, without which 22.05 takes few changes of a job."""
         return "slurmdbd" in self.config.get("AccountingStorageType", "")
+
+    @property
+    def graces(self) -> dict[str, float]:
+        """How long jobs of each partition go on after the notice that they are preempted, in seconds."""
+        return {each.name: float(each.grace_s) for each in self.partitions}
 
     def words(self, setting: str) -> set[str]:
         """The words of a setting that is a list."""
@@ -100,6 +108,28 @@ def may_preempt(site: Site, mine: str, wanted: str = "") -> Ability:
     return Ability(able=False, why=f"{which} to {mine}", remedy=remedy)
 
 
+def may_park(site: Site, partition: Partition) -> Ability:
+    """Whether a job of a partition that yields has the time to park when it is preempted."""
+    name, least = partition.name, f"ask for a GraceTime of {LEAST_GRACE_S:g} s or more"
+    if partition.grace_s >= LEAST_GRACE_S:
+        return Ability(able=True, why=f"{name}: GraceTime {partition.grace_s} s; `torchrelay park --dry-run` compares")
+    if partition.grace_s:
+        remedy = f"{least}; until then `torchrelay park --dry-run` says whether that is enough for a job"
+        return Ability(able=False, why=f"{name}: GraceTime is only {partition.grace_s} s", remedy=remedy)
+    wait = f"{kill_wait_of(site):g} s"
+    why = f"{name}: no GraceTime: SIGTERM goes to the batch script, too, and SIGKILL follows after {wait} (KillWait)"
+    remedy = f"{least}; or start the job by `exec torchrelay run`, with a --grace of less than {wait}"
+    return Ability(able=False, why=why, remedy=remedy)
+
+
+def preemptable(site: Site) -> list[Partition]:
+    """Partitions whose jobs yield to those of some other one."""
+    if site.config.get("PreemptType", "").rpartition("/")[2] != "partition_prio":
+        return []
+    names = {name for each in site.partitions for name in yielding(site, each.name)}
+    return [each for each in site.partitions if each.name in names]
+
+
 def yielding(site: Site, mine: str) -> list[str]:
     """The partitions whose jobs Slurm would stop for one of ours."""
     ours = next((each for each in site.partitions if each.name == mine), None)
@@ -115,6 +145,12 @@ def yielding(site: Site, mine: str) -> list[str]:
 def _stops(partition: Partition, site: Site) -> bool:
     mode = partition.preempt_mode or site.config.get("PreemptMode", "OFF").upper()
     return mode not in ("OFF", "GANG", "DISABLED", "")
+
+
+def kill_wait_of(site: Site) -> float:
+    """Seconds between SIGTERM and SIGKILL for the processes of a job that ends."""
+    found = re.match(r"\d+", site.config.get("KillWait", ""))
+    return float(found[0]) if found else KILL_WAIT_S
 
 
 def may_drain(site: Site, user: str, uid: int, level: str = "") -> Ability:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
@@ -27,8 +27,9 @@ log = logging.getLogger("torchrelay.slurm")
 class Looker:
     """Looks at Slurm for one main job."""
 
-    def __init__(self, queries: Queries, main: int) -> None:
-        self._queries, self._main = queries, main
+    def __init__(self, queries: Queries, main: int, graces: Mapping[str, float] | None = None) -> None:
+        """`graces`: GraceTime of partitions, by their names."""
+        self._queries, self._main, self._graces = queries, main, graces or {}
         self._reservations, self._asked_at = list[Reservation](), -math.inf
 
     async def see(self, now: float, unwanted: Collection[str] = ()) -> Sight:
@@ -51,7 +52,7 @@ class Looker:
         for row in running:
             grant = self._grant(row)
             grants.append(grant)
-            end = end_of(row, notices.get(row.job), now)
+            end = end_of(row, notices.get(row.job), self._graces.get(row.partition, 0.0), now)
             leaves |= leaves_of(grant, nodes, end, self._reservations, now)
         surplus = (*surplus, *(row.job for row in late))
         return Sight(nodes=nodes, grants=tuple(grants), leaves=leaves, waiting=waiting, surplus=surplus)

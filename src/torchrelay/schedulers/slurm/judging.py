@@ -17,10 +17,12 @@ from torchrelay.schedulers.port import (
     NodeReturned,
     SchedulerEvent,
 )
-from torchrelay.schedulers.slurm.reading import JobRow, NodeRecord, Reservation
+from torchrelay.schedulers.slurm.reading import JobRecord, JobRow, NodeRecord, Reservation
 
 # So far ahead the end of a job or the beginning of a maintenance is worth a word, in seconds.
 AHEAD_S = 900.0
+LAST_S = 2.0  # so long before SIGKILL all should be written: the launcher has yet to say so
+PREEMPTED = "preempted by a job of higher priority"
 # States, each with what it means. The first that a node has counts: what is lost is no longer leaving.
 LOST = {
     "DOWN": "down", "ERROR": "in error", "REBOOT_ISSUED": "rebooting", "POWERED_DOWN": "powered down",
@@ -119,13 +121,39 @@ def is_ahead(reservation: Reservation, now: float) -> bool:
     return "MAINT" in reservation.flags and start is not None and now < start <= now + AHEAD_S
 
 
-def end_of(row: JobRow, told_at: float | None, now: float) -> Leave | None:
-    """The end of a job that is near. `told_at`: when Slurm told it to go for another job's sake."""
+def end_of(row: JobRow, told_at: float | None, grace_s: float, now: float) -> Leave | None:
+    """The end of a job that is near. `told_at`: when Slurm told it to go for another job's sake.
+
+    `grace_s`: GraceTime of its partition.
+    """
     if told_at is not None:
-        return Leave("preempted by a job of higher priority", row.end_at or told_at, whole=True)
+        return preempted(told_at, grace_s, row.end_at)
     if row.end_at is not None and row.end_at <= now + AHEAD_S:
         return Leave("the time limit of its job", row.end_at, whole=True)
     return None
+
+
+def preempted(told_at: float, grace_s: float, end_at: float | None) -> Leave:
+    """A job that has notice ends when the grace time of its partition is over.
+
+    A partition without one is not the whole story (QOS have their own): then what Slurm shows as its end counts. That
+    is not to be relied upon otherwise: 22.05 shows none, until the time is over, for a job without a time limit.
+    """
+    ends = [*([told_at + grace_s] if grace_s else []), *([end_at] if end_at is not None else [])]
+    return Leave(PREEMPTED, min(ends, default=None), whole=True)
+
+
+def notice_of(job: JobRecord, grace_s: float, kill_wait_s: float, now: float) -> Leave | None:
+    """How long a job has whose processes were told to end just now; None: Slurm says nothing of its end.
+
+    With GraceTime it runs on. Without it Slurm counts it as ended from that moment on, and kills what has outlived
+    SIGTERM after `kill_wait_s` (KillWait).
+    """
+    if job.state not in HELD:
+        return Leave("Slurm ends its job", now + max(0.0, kill_wait_s - LAST_S), whole=True)
+    if job.preempt_at is None:
+        return None
+    return preempted(job.preempt_at, grace_s, job.end_at)
 
 
 # ---------------------------------------------------------------- what changed

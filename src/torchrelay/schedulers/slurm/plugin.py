@@ -39,7 +39,7 @@ from torchrelay.schedulers.slurm.asking import Need, Wishes
 from torchrelay.schedulers.slurm.commands import CommandFailed, Commands, Said
 from torchrelay.schedulers.slurm.holdings import Looker, Patience, give_back_satellites
 from torchrelay.schedulers.slurm.hostlists import compress
-from torchrelay.schedulers.slurm.judging import Sight
+from torchrelay.schedulers.slurm.judging import Leave, Sight
 from torchrelay.schedulers.slurm.queries import GONE, Queries, user_name
 from torchrelay.schedulers.slurm.reading import JobRecord, NodeRecord
 
@@ -80,7 +80,7 @@ class SlurmScheduler:
         self._listeners = list[asyncio.Queue[SchedulerEvent | None]]()
         self._poller: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self._looker = Looker(queries, job.job)
+        self._looker = Looker(queries, job.job, site.graces)
         self._released, self._started = set[NodeId](), set[str]()
         self._unwanted, self._asking = set[str](), set[asyncio.Task[object]]()
         self._roster: Roster | None = None
@@ -115,6 +115,15 @@ class SlurmScheduler:
             if NodeId(name) in held or not record.partitions or ours & set(record.partitions)
         ]
         return ClusterView(nodes=tuple(shown), grants=self._sight.grants)
+
+    async def notice(self) -> Leave | None:
+        """How long the main job has, whose processes were told to end just now; None: that is not known.
+
+        Raises `SchedulerError`.
+        """
+        job = await self._queries.job(self._job.job)
+        grace_s = self._site.graces.get(job.partition, 0.0)
+        return judging.notice_of(job, grace_s, abilities.kill_wait_of(self._site), time.time())
 
     async def watch(self) -> AsyncIterator[SchedulerEvent]:
         """What happens from now on, by polling while anybody listens. Ends when the plugin is closed."""

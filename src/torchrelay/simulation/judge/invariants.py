@@ -84,7 +84,7 @@ class Checker:
         """What operators have asked for, before and after an event that the orchestrator has heard."""
         check_cutover(was, now)
         withdrawn = event.ranks if isinstance(event, ev.MoveWithdrawn) else ()
-        for rank, request in was.moving.requests.items():
+        for rank, request in was.moving.requests.items() if now.stop is None else ():  # who leaves moves nowhere
             kept = now.moving.requests.get(rank)
             if kept is not None:
                 if self.world.phase is JobPhase.RUNNING and kept.worker != now.seats[rank].worker:

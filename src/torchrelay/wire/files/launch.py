@@ -65,6 +65,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     master_port: int = 29500
     preload: tuple[str, ...] = PRELOAD
     function: str = FUNCTION  # what a worker runs, "module:function"; it takes no arguments
+    parks: bool = False  # it may be written down, and so must outlive the word of a scheduler that it is to go
     paths: PathLimits | None = None  # of a run with --net-failover or --ib-failover: agents watch its network paths
 
     @property

@@ -36,7 +36,7 @@ from torchrelay.protocol.messages.ids import START, Generation, Point, WorkerPha
 from torchrelay.protocol.messages.orders import Leave
 from torchrelay.wire.files.launch import UNPROTECTED
 from torchrelay.worker.agreement.blame import kind_of, line_of, print_for_people, tell_failed, tell_raised
-from torchrelay.worker.bootstrap import loaded, wiring
+from torchrelay.worker.bootstrap import lasting, loaded, wiring
 from torchrelay.worker.bootstrap.run import Joining
 from torchrelay.worker.bootstrap.wiring import destroy_really
 from torchrelay.worker.control.agent_connection import EXIT_DEFECT, NotWelcome
@@ -89,6 +89,7 @@ def run_worker() -> None:
     torchrelay._protect, torchrelay._once = joining.protect, session.once_by_call
     wiring.install(session)
     loaded.install()
+    lasting.install()
     alongside.prepare()
     ddp.install()
     # A spare is warm when its script has come to the question which rank it is: imports are behind it by then.

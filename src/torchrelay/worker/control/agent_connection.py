@@ -5,6 +5,7 @@ Assign      the rank: `Identity`
 Interrupt   promise and report, then break our connections until the main thread is out of them
 Halt        promise and report; nothing is broken
 Recall      what we keep as a buddy, at once
+PassOn      end by a signal that we would outlive otherwise: see `schedulers.lasting`
 Resume      answered here if a halt is called off before the main thread has stopped for it
 the rest    kept in `Position` for the main thread; what was obeyed already is answered again
 """
@@ -38,7 +39,18 @@ from torchrelay.protocol.messages.events import (
     age_event,
 )
 from torchrelay.protocol.messages.ids import JobId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.messages.orders import Assign, Halt, Interrupt, Recall, Replay, Restore, Resume, WorkerOrder
+from torchrelay.protocol.messages.orders import (
+    Assign,
+    Halt,
+    Interrupt,
+    PassOn,
+    Recall,
+    Replay,
+    Restore,
+    Resume,
+    WorkerOrder,
+)
+from torchrelay.schedulers.lasting import end_by
 from torchrelay.wire.messages.codec import WireError, encode
 from torchrelay.wire.messages.framing import Closed, FrameSocket
 from torchrelay.wire.messages.worker_frames import Welcome, decode_to_worker
@@ -182,6 +194,8 @@ class AgentConnection:
     def _hear(self, data: bytes) -> None:
         message = decode_to_worker(data)
         self._position.word()
+        if isinstance(message, PassOn) and message.worker == self._worker:
+            end_by(message.number)
         if not isinstance(message, WorkerOrder):
             return
         if message.worker != self._worker or message.job != self._job:

@@ -91,6 +91,7 @@ class Host(Protocol):
     identity: Identity
     agent: AgentConnection
     welcome: Welcome
+    program: Program
     tls: Tls | None
     buddies: Buddies
     program: Program
