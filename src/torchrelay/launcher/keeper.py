@@ -100,7 +100,7 @@ class Keeper:
             code = await self._end()
             self._refuse()
             if not self._wanted:
-                return
+                return self._let_go()
             if code == SUPERSEDED:
                 await self._leave_to_another()
             quick = 0 if self._asked else quick + 1 if loop.time() - since < QUICK_S else 1
@@ -111,7 +111,7 @@ class Keeper:
                 self.trouble = NotPossible(reason, DEFECT if code == DEFECT else STAYED_AWAY)
             await asyncio.sleep(AGAIN_S if quick < TRIES else SELDOM_S)
             if not self._wanted:
-                return
+                return self._let_go()
             self._process = await self._launch()
 
     async def restart(self) -> None:

@@ -94,7 +94,6 @@ class Host(Protocol):
     program: Program
     tls: Tls | None
     buddies: Buddies
-    program: Program
 
     @property
     def rank(self) -> Rank: ...
