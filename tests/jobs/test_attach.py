@@ -128,6 +128,7 @@ def test_on_a_node_it_needs_no_words_ctrl_c_leaves_the_job_and_the_scripts_code_
     assert "the run ended at" in fleet.heard(3)
 
 
+@pytest.mark.soak
 def test_a_launcher_that_was_cut_off_follows_the_orchestrator_elsewhere(fleet: Headless) -> None:
     begun(fleet, SCRIPT)
     fleet.head.cut_link()

@@ -46,6 +46,7 @@ def test_the_heads_machine_loses_its_power_and_then_a_rank_dies(fleet: Headless)
     assert NodeId(head) in OTHERS
 
 
+@pytest.mark.soak
 def test_the_head_and_an_heir_are_lost_at_the_same_moment(fleet: Headless) -> None:
     begun(fleet, SCRIPT)
     first = min(fleet.heirs())

@@ -99,6 +99,7 @@ def test_a_drained_node_is_left_and_taken_again_when_it_is_resumed(fleet: SlurmF
     ended_well(fleet, tmp_path, LONG)
 
 
+@pytest.mark.soak
 def test_a_slurm_that_does_not_answer_disturbs_nobody(fleet: SlurmFleet, tmp_path: Path) -> None:
     begun(fleet, script=LONG)
     fleet.slurm.controller.freeze()

@@ -90,6 +90,7 @@ def test_a_job_parks_for_one_of_higher_priority_that_has_lost_a_node(
 
 # Slurm counts the job as ended from the SIGTERM on, and kills what has outlived it after KillWait. The shell of the
 # batch script gets one as well: with a trap it waits for `torchrelay run`.
+@pytest.mark.soak
 @pytest.mark.parametrize("site", [Site(grace_s=0, kill_wait_s=GRACE_S)], ids=["killwait"])
 def test_without_a_grace_time_it_parks_before_slurm_kills(slurm: Slurm, low: SlurmFleet, tmp_path: Path) -> None:
     low.start(2, [*ONE_EACH, "--park-dir", PLACE], LOW, "--partition=low", srun="trap : TERM;")
@@ -102,6 +103,7 @@ def test_without_a_grace_time_it_parks_before_slurm_kills(slurm: Slurm, low: Slu
     goes_on(low, tmp_path)
 
 
+@pytest.mark.soak
 def test_a_job_of_one_node_parks_too_where_srun_has_started_it(slurm: Slurm, low: SlurmFleet, tmp_path: Path) -> None:
     """The batch script of a job hears of a preemption when its grace time is over; a task of srun's at once."""
     flags = ["--nproc-per-node", "2", "--park-dir", PLACE]
@@ -115,6 +117,7 @@ def test_a_job_of_one_node_parks_too_where_srun_has_started_it(slurm: Slurm, low
     wait_until("nothing is left", lambda: low.left() == [], deadline_s=30)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("site", [Site(kill_wait_s=GRACE_S)], ids=["killwait"])
 def test_a_job_that_is_cancelled_parks_as_well(low: SlurmFleet, tmp_path: Path) -> None:
     low.start(2, [*ONE_EACH, "--park-dir", PLACE], LOW, srun="trap : TERM;")

@@ -34,7 +34,12 @@ def check(done: Finished, layout: str = "ddp") -> None:
     assert differences(done, undisturbed(script(layout), world=RANKS)) == []
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp", "hsdp", "zero"])
+SOAKED = pytest.mark.soak  # the same again, in `make soak`
+
+
+@pytest.mark.parametrize(
+    "layout", ["ddp", "hsdp", pytest.param("fsdp", marks=SOAKED), pytest.param("zero", marks=SOAKED)]
+)
 def test_a_parked_job_goes_on_to_the_same_bits(tmp_path: Path, layout: str) -> None:
     parked = Parked(tmp_path, script(layout))
     first = parked.parked_at(8)
@@ -85,7 +90,7 @@ def test_a_rank_that_dies_while_all_park_is_replaced_first(parked: Parked) -> No
     check(resume(parked))
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3, 0.6])
+@pytest.mark.parametrize("after_s", [0.0, 0.3, pytest.param(0.1, marks=SOAKED), pytest.param(0.6, marks=SOAKED)])
 def test_what_is_killed_while_it_parks_resumes_whole_or_not_at_all(tmp_path: Path, after_s: float) -> None:
     """It has so much to write that this takes a while."""
     parked = Parked(tmp_path, script(ballast_mb=64))
