@@ -78,6 +78,7 @@ def test_one_that_would_not_fit_gives_the_signal_to_the_ranks(trains: Story) -> 
     takes(trains, 20_001)
     trains.hear(told(gone_in_ms=20_000))
     assert stopped(trains) == (SIGTERM, 20_000, "told; to write it down takes 20.001 s, and there are 20 s")
+    assert (trains.job.parking.asked, trains.job.parking.again_ms) == (False, 0)
     assert {order.number for order in trains.orders() if isinstance(order, od.PassOn)} == {SIGTERM}
 
 
