@@ -286,6 +286,27 @@ def test_how_long_a_scheduler_may_take(trains: Story) -> None:
     assert trains.job.parking.asked
 
 
+def test_it_begins_at_once_however_long_there_is(trains: Story) -> None:
+    trains.hear(told(gone_in_ms=3_600_000))
+    assert now(trains) is JobPhase.QUIESCING
+    assert trains.job.parking.deadline_ms == trains.now_ms + 3_600_000
+
+
+def test_one_that_was_to_begin_later_begins_at_once(trains: Story) -> None:
+    trains.hear(asked(grace_ms=3_600_000))
+    assert now(trains) is JobPhase.RUNNING
+    trains.hear(told(gone_in_ms=60_000))
+    assert now(trains) is JobPhase.QUIESCING
+
+
+def test_one_whose_last_try_failed_is_not_begun_sooner_for_that(trains: Story) -> None:
+    halt(trains)
+    fail(trains)
+    again_ms = trains.job.parking.again_ms
+    trains.hear(told(gone_in_ms=60_000))
+    assert (trains.job.parking.number, trains.job.parking.again_ms) == (SIGTERM, again_ms)
+
+
 def test_other_taints_change_nothing_of_it(trains: Story) -> None:
     trains.hear(ev.TaintSet(node=B, key="drain", source="ops"), told(gone_in_ms=20_000))
     assert trains.job.parking.number == SIGTERM

@@ -75,9 +75,11 @@ def test_what_the_scheduler_says_in_time_counts(trains: Story) -> None:
 
 
 def test_one_that_would_not_fit_gives_the_signal_to_the_ranks(trains: Story) -> None:
+    trains.wait(1_000)
     takes(trains, 20_001)
     trains.hear(told(gone_in_ms=20_000))
     assert stopped(trains) == (SIGTERM, 20_000, "told; to write it down takes 20.001 s, and there are 20 s")
+    assert (trains.job.parking.asked, trains.job.parking.again_ms) == (False, 0)
     assert {order.number for order in trains.orders() if isinstance(order, od.PassOn)} == {SIGTERM}
 
 

@@ -139,7 +139,8 @@ def progress_parking(cluster: Cluster, job_id: JobId) -> Cluster:
     if not job.parking.asked:
         return of_our_own_accord(cluster, job) if told is None else as_told(cluster, job, told)
     if told is not None and not job.parking.number:
-        return cluster.with_job(job.with_parking(number=told.number))
+        again_ms = job.parking.again_ms if job.parking.why_not else cluster.now_ms
+        return cluster.with_job(job.with_parking(number=told.number, again_ms=again_ms))
     if job.stop is not None and job.parking.name:
         return put_off(cluster, job, job.stop.reason)
     late = job.parking.deadline_ms is not None and cluster.now_ms >= job.parking.deadline_ms
@@ -245,7 +246,8 @@ def told_to_end(cluster: Cluster, job: Job) -> Told | None:
 def as_told(cluster: Cluster, job: Job, told: Told) -> Cluster:
     """A job whose processes were all told to end parks, if there is no room elsewhere, or ends as it would without us.
 
-    Its own grace time counts if the scheduler does not say within `WORD_MS` how long there is.
+    Its own grace time counts if the scheduler does not say within `WORD_MS` how long there is. It begins at once,
+    however long that is: somebody waits for the nodes, and nobody who is lost meanwhile could be replaced there.
     """
     now = cluster.now_ms
     if job.stop is not None:
@@ -260,7 +262,9 @@ def as_told(cluster: Cluster, job: Job, told: Told) -> Cluster:
         reason = f"{told.reason}; it cannot be parked: {why}"
         return signal_asked(cluster, ev.SignalAsked(job=job.spec.job, number=told.number, grace_ms=left, reason=reason))
     asked = ev.ParkAsked(job=job.spec.job, reason=told.reason, source="torchrelay", grace_ms=left, number=told.number)
-    return park_asked(cluster, asked)
+    cluster = park_asked(cluster, asked)
+    job = cluster.jobs[job.spec.job]
+    return cluster.with_job(job.with_parking(again_ms=now)) if job.parking.asked else cluster
 
 
 def room_elsewhere(cluster: Cluster, job: Job) -> int:
