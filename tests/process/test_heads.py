@@ -247,6 +247,13 @@ SHOWN = {
     12124: "parked files lay where no rank was any more",
     103209: "an agent had noted too little to know where the others waited",
     958: "a candidate whose last words had no voters stood again and again",
+    201575: "heirs knew of more voters than there were by what the others had noted",
+    15623: "orders that had waited for heirs did not stand any more (the simulation's own)",
+    24956: "a node that was cut off for long was given up (the simulation's own)",
+    40704: "a worker that was coming up was not told of to the next head (the simulation's own)",
+    69869: "the newest snapshots lay where no worker may be (the simulation's own)",
+    102644: "a freeze was said again after it was to be over (the simulation's own)",
+    207540: "an orchestrator that was stopped sealed a parking (the simulation's own)",
 }
 
 

@@ -232,7 +232,8 @@ class Doorway:
         if self.follows:  # the head is heard: unless a majority comes, this one had better go back to it
             asyncio.get_running_loop().call_later(GATHER_S, self._send_back, voter, socket)
         self._send(socket, Known(self._door.known))
-        self._send(socket, self._question())
+        if not self.follows:  # else it knows all that the head does
+            self._send(socket, self._question())
         try:
             async for raw in socket:
                 if raw.type is not WSMsgType.BINARY:

@@ -91,9 +91,9 @@ class TestSnapshot:
         shells: list[Shell] = []
         make = Shell.__init__
 
-        def made(shell: Shell, world: Any) -> None:
+        def made(shell: Shell, *given: Any, **named: Any) -> None:
             shells.append(shell)
-            make(shell, world)
+            make(shell, *given, **named)
 
         monkeypatch.setattr(Shell, "__init__", made)
         chance, together = random.Random(23), 0

@@ -226,7 +226,8 @@ class Office:
         if self.follows:  # unless a majority comes, this one had better go back to the head
             self.world.after(GATHER_MS, self._send_back, visit)
         visit.connection.down(visit.agent.hear_known, visit.connection, self.door.known)
-        self.ask(visit)
+        if not self.follows:  # else it knows all that the head does
+            self.ask(visit)
         self.look()
 
     def _send_back(self, visit: Visit) -> None:
