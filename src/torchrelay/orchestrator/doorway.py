@@ -332,20 +332,31 @@ async def look_for_another(service: Orchestrator, run_dir: Path) -> None:
 async def wait_or_give_way(doorway: Doorway, run_dir: Path, patience_s: float = math.inf) -> Head:
     """As `Doorway.wait`. While no head is heard, others are asked: who waits here is to know of one that acts."""
     waiting = asyncio.create_task(doorway.wait(patience_s))
+    looking = asyncio.create_task(find_another(doorway, run_dir))
+    try:
+        await asyncio.wait((waiting, looking), return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            return waiting.result()
+        raise Superseded(looking.result())
+    finally:
+        for task in (waiting, looking):
+            task.cancel()
+        await asyncio.gather(waiting, looking, return_exceptions=True)
+
+
+async def find_another(doorway: Doorway, run_dir: Path) -> Succession:
+    """Ask all others that may have become head, until one has. A silent one keeps nobody waiting."""
     held = pass_of(run_dir, Role.OPERATOR)
     context, token = client_context(held), read_pass(held).token
     limits = aiohttp.ClientTimeout(total=LOOK_S)
-    try:
-        async with aiohttp.ClientSession(timeout=limits, headers={"Authorization": f"Bearer {token}"}) as session:
-            while not (await asyncio.wait((waiting,), timeout=LOOK_S))[0]:
-                for place in () if doorway.follows else others_in(doorway.known, doorway.copy):
-                    lease = await lease_at(session, place.url, context)
-                    if doorway.gives_way_to(lease):
-                        raise Superseded(Succession(lease=lease, version=0, head=place))
-        return waiting.result()
-    finally:
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+    async with aiohttp.ClientSession(timeout=limits, headers={"Authorization": f"Bearer {token}"}) as session:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            others = [] if doorway.follows else others_in(doorway.known, doorway.copy)
+            leases = await asyncio.gather(*(lease_at(session, place.url, context) for place in others))
+            for place, lease in zip(others, leases, strict=True):
+                if doorway.gives_way_to(lease):
+                    return Succession(lease=lease, version=0, head=place)
 
 
 async def lease_at(session: aiohttp.ClientSession, url: str, context: ssl.SSLContext) -> int:
