@@ -132,7 +132,7 @@ def passing_the_gate_after_the_report(patch: pytest.MonkeyPatch) -> None:
 def keeping_the_random_state_of_an_attempt(patch: pytest.MonkeyPatch) -> None:
     def call(self: Training) -> Any:
         while True:
-            if self.interrupted:
+            while self.interrupted or self.bound == self.committed != None:  # noqa: E711
                 yield from self.stand()
             before = self.state
             if (yield from self.attempt()):

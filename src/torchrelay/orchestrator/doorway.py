@@ -73,7 +73,7 @@ class Doorway:
     def __init__(
         self, place: Place, known: Succession, begin: Callable[[int], None] = lambda _: None, *, asked: int = 0
     ) -> None:
-        self._door = doors.Door(place=place, known=known, heard=asked)
+        self._door = doors.Door(place=place, known=known, under=known.lease, heard=asked)
         self._begin = begin
         self._waiting: dict[VoterId, web.WebSocketResponse] = {}
         self._changed = asyncio.Event()
@@ -88,6 +88,10 @@ class Doorway:
     def known(self) -> Succession:
         """The newest succession that it knows of."""
         return self._door.known
+
+    def gives_way_to(self, lease: int) -> bool:
+        """Whether who acts with this lease has taken the place that it waits for."""
+        return doors.gives_way_to(self._door, lease)
 
     @property
     def former(self) -> NodeId | None:
@@ -161,10 +165,11 @@ class Doorway:
         self._become(standing)
         return True
 
-    def _question(self) -> Ask | Note | None:
+    def _question(self) -> Ask | Note:
         if self._door.head is not None:
             return Note(self._door.head.newest)
-        return None if self._door.candidacy is None else Ask(self._door.candidacy.lease, self.copy)
+        # To the lowest lease nobody promises anything: but it is told what was noted.
+        return Ask(0 if self._door.candidacy is None else self._door.candidacy.lease, self.copy)
 
     def _ask_all(self, question: Ask | Note) -> None:
         for socket in self._waiting.values():
@@ -184,7 +189,7 @@ class Doorway:
         before, self._door = self._door, door
         if before.head is None and door.head is not None:
             self._ask_all(Note(door.head.newest))
-        if (before.head, before.excluded, before.acts) != (door.head, door.excluded, door.acts):
+        if (before.known, before.head, before.excluded) != (door.known, door.head, door.excluded):
             self._changed.set()
 
     # ------------------------------------------------------------ the door
@@ -231,9 +236,8 @@ class Doorway:
         if self.follows:  # the head is heard: unless a majority comes, this one had better go back to it
             asyncio.get_running_loop().call_later(GATHER_S, self._send_back, voter, socket)
         self._send(socket, Known(self._door.known))
-        question = self._question()
-        if question is not None:
-            self._send(socket, question)
+        if not self.follows:  # else it knows all that the head does
+            self._send(socket, self._question())
         try:
             async for raw in socket:
                 if raw.type is not WSMsgType.BINARY:
@@ -342,23 +346,33 @@ async def look_for_another(service: Orchestrator, run_dir: Path) -> None:
 async def wait_or_give_way(doorway: Doorway, run_dir: Path, patience_s: float = math.inf) -> Head:
     """As `Doorway.wait`. While no head is heard, others are asked: who waits here is to know of one that acts."""
     waiting = asyncio.create_task(doorway.wait(patience_s))
+    looking = asyncio.create_task(find_another(doorway, run_dir))
+    try:
+        await asyncio.wait((waiting, looking), return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            return waiting.result()
+        raise Superseded(looking.result())
+    finally:
+        for task in (waiting, looking):
+            task.cancel()
+        await asyncio.gather(waiting, looking, return_exceptions=True)
+
+
+async def find_another(doorway: Doorway, run_dir: Path) -> Succession:
+    """Ask all others that may have become head, until one has. A silent one keeps nobody waiting."""
     held = pass_of(run_dir, Role.OPERATOR)
     context, token = client_context(held), read_pass(held).token
     limits = aiohttp.ClientTimeout(total=LOOK_S)
-    try:
-        async with aiohttp.ClientSession(timeout=limits, headers={"Authorization": f"Bearer {token}"}) as session:
-            while not (await asyncio.wait((waiting,), timeout=LOOK_S))[0]:
-                known = doorway.known
-                for place in () if doorway.follows else others_in(known, doorway.copy):
-                    lease = await lease_at(session, place.url, context)
-                    if lease > known.lease:
-                        by = Succession(lease=lease, version=0, head=place)
-                        await doorway.tell(by)
-                        raise Superseded(by)
-        return waiting.result()
-    finally:
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+    async with aiohttp.ClientSession(timeout=limits, headers={"Authorization": f"Bearer {token}"}) as session:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            others = [] if doorway.follows else others_in(doorway.known, doorway.copy)
+            leases = await asyncio.gather(*(lease_at(session, place.url, context) for place in others))
+            for place, lease in zip(others, leases, strict=True):
+                if doorway.gives_way_to(lease):
+                    by = Succession(lease=lease, version=0, head=place)
+                    await doorway.tell(by)
+                    return by
 
 
 async def lease_at(session: aiohttp.ClientSession, url: str, context: ssl.SSLContext) -> int:

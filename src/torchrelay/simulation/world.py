@@ -129,7 +129,7 @@ class World:
         job = self.job
         if job is None or job.phase is not JobPhase.SEALING or job.parking.name != name:
             return
-        if not self.shell.up:
+        if not self.shell.up or self.shell.frozen:
             self.after(50, self._seal, name)
         elif not self.manifest and self.stormy and self.chance.random() < DISK_FULL:
             self.shell.hear(ev.SealFailed(job=JOB, name=name, reason="disk full"))

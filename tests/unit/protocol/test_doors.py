@@ -130,6 +130,45 @@ def test_an_heir_learns_of_other_voters_from_the_head() -> None:
     assert doors.may_stand(with_all(doors.learn(HEIR, more)))
 
 
+def test_what_voters_have_noted_counts_though_its_copy_lacks_that() -> None:
+    """The head was lost before its last proposal had come here, and a voter is lost that it went without."""
+    fewer = msgspec.structs.replace(NOW, version=4, voters=VOTERS[1:])
+    one = doors.hear_vote(with_all(HEIR, VOTERS[1]), VOTERS[1], Ballot(1, A.copy, fewer), granted=False)
+    assert one.known == fewer
+    assert not doors.may_stand(one)
+    assert doors.may_stand(doors.come(one, VOTERS[2]))
+    assert doors.hear_vote(one, VOTERS[0], NOTED, granted=False).known == fewer, "that is older"
+    assert doors.learn(one, NOW).known == fewer
+
+
+def test_what_is_known_to_be_settled_counts_for_more() -> None:
+    proposed = msgspec.structs.replace(NOW, version=4, base=NOW)
+    settled = msgspec.structs.replace(NOW, version=4)
+    door = doors.learn(HEIR, proposed)
+    assert doors.learn_from(door, Ballot(1, A.copy, settled)).known == settled
+    assert doors.learn_from(door, Ballot(1, A.copy, proposed)).known == proposed
+
+
+def test_an_answer_to_a_head_tells_of_no_succession() -> None:
+    """It goes without the voters: who took it for all there is would need nobody's promise."""
+    door = elected()
+    away = Ballot(promised=9, promised_to=C.copy, noted=NOW)
+    refused = doors.hear_vote(door, VOTERS[0], away, granted=False)
+    assert door.head is not None
+    late = in_short(note(NOTED, door.head.newest)[0])
+    assert doors.hear_vote(refused, VOTERS[1], late, granted=True).known == door.head.newest
+    assert doors.learn_from(HEIR, in_short(Ballot(9, C.copy, msgspec.structs.replace(NOW, lease=9)))) == HEIR
+
+
+def test_it_gives_way_to_a_higher_lease_than_that_of_its_copy_or_its_own() -> None:
+    door = msgspec.structs.replace(HEIR, under=1)
+    assert not doors.gives_way_to(door, 1)
+    assert doors.gives_way_to(door, 2)
+    assert doors.gives_way_to(doors.learn_from(door, Ballot(2, C.copy, msgspec.structs.replace(NOW, lease=2))), 2)
+    assert not doors.gives_way_to(elected(), 2)
+    assert doors.gives_way_to(elected(), 3)
+
+
 def test_voters_of_what_is_followed_are_enough_to_stand() -> None:
     """The last words of a head that is lost: nobody has noted them, and nobody may ever."""
     others = tuple(VoterId(f"{name}.0") for name in "cdefg")

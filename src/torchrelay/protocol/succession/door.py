@@ -23,7 +23,8 @@ class Door(Struct, frozen=True, kw_only=True):
     """What it knows, and who is here.
 
     place      its copy of the journal
-    known      the newest succession that it knows of
+    known      the newest succession that it knows of, from the head or from voters
+    under      the lease under which its copy was written
     here       the voters that wait
     heard      the highest lease that anybody has promised, or that it has asked for
     candidacy  what it has heard since it stands; None: it does not, or in vain
@@ -34,6 +35,7 @@ class Door(Struct, frozen=True, kw_only=True):
 
     place: Place
     known: Succession
+    under: int = 0
     here: frozenset[VoterId] = frozenset()
     heard: int = 0
     candidacy: Candidacy | None = None
@@ -59,7 +61,13 @@ def go(door: Door, voter: VoterId) -> Door:
 
 def learn(door: Door, known: Succession) -> Door:
     """The head whose journal it copies has proposed this, or settled it."""
-    return msgspec.structs.replace(door, known=known)
+    newest = known if known.order >= door.known.order else door.known
+    return msgspec.structs.replace(door, known=newest, under=known.lease)
+
+
+def gives_way_to(door: Door, lease: int) -> bool:
+    """Whether who acts with this lease has taken the place that it waits for."""
+    return lease > (door.under if door.head is None else door.head.newest.lease)
 
 
 def may_stand(door: Door) -> bool:
@@ -88,10 +96,23 @@ def hear_vote(door: Door, voter: VoterId, ballot: Ballot, *, granted: bool) -> D
     door = msgspec.structs.replace(door, heard=max(door.heard, ballot.promised))
     if door.head is not None:
         return hear_whether_noted(door, door.head, voter, ballot)
+    door = learn_from(door, ballot)
     if door.candidacy is None:
         return door
     candidacy = candidate.hear_answer(door.candidacy, voter, ballot, granted=granted)
     return judge(msgspec.structs.replace(door, candidacy=candidacy))
+
+
+def learn_from(door: Door, ballot: Ballot) -> Door:
+    """Voters may have noted what its copy has not: the head was lost before that had come here.
+
+    What was noted without voters tells nothing: so it is with answers to a head, see `voter.in_short`.
+    """
+    noted, known = ballot.noted, door.known
+    if noted is None or not any(noted.groups):
+        return door
+    settled = noted.order == known.order and noted.base is None
+    return msgspec.structs.replace(door, known=noted) if noted.order > known.order or settled else door
 
 
 def hear_whether_noted(door: Door, head: Head, voter: VoterId, ballot: Ballot) -> Door:

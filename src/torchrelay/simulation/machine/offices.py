@@ -7,6 +7,7 @@ outlives its process: the copy, and the highest lease that it has asked for. It 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -84,7 +85,7 @@ class Office:
     def __init__(self, court: Surroundings, place: Place, known: Succession, *, kept: bool) -> None:
         self.court, self.world = court, court.world
         self.known = known  # what stands in its copy
-        self.door = Door(place=place, known=known)
+        self.door = Door(place=place, known=known, under=known.lease)
         self.journal: list[Entry] = []
         self.kept = kept
         self.up = True
@@ -137,7 +138,7 @@ class Office:
         self.up, self.frozen = True, False
         self.starts += 1
         known = self.known
-        self.door = Door(place=self.place, known=known, heard=self.asked)
+        self.door = Door(place=self.place, known=known, under=known.lease, heard=self.asked)
         self._again_ms = 0
         if known.base is None and not known.voters:
             self.court.act(self, heads.first(self.place, known.lease + 1), None)
@@ -198,14 +199,14 @@ class Office:
             self._heard_ms = self.world.now  # it answers a ping
         if not self.follows and self.world.now - self._looked_ms >= LOOK_MS:
             self._looked_ms = self.world.now
-            self.look_for_another(others_in(self.door.known, self.place.copy), self.door.known.lease)
+            self.look_for_another(others_in(self.door.known, self.place.copy), partial(doors.gives_way_to, self.door))
         self.look()
 
-    def look_for_another(self, places: Sequence[Place], lease: int) -> None:
+    def look_for_another(self, places: Sequence[Place], gives_way_to: Callable[[int], bool]) -> None:
         """Whether somebody has become head in its place: then it ends."""
         for place in places:
             newer = self.court.leader_at(self.node, place.url)
-            if newer > lease:
+            if gives_way_to(newer):
                 self.court.reached("gives way")
                 known = Succession(lease=newer, version=0, head=place)
                 for visit in self.visitors.values():
@@ -231,7 +232,8 @@ class Office:
         if self.follows:  # unless a majority comes, this one had better go back to the head
             self.world.after(GATHER_MS, self._send_back, visit)
         visit.connection.down(visit.agent.hear_known, visit.connection, self.door.known)
-        self.ask(visit)
+        if not self.follows:  # else it knows all that the head does
+            self.ask(visit)
         self.look()
 
     def _send_back(self, visit: Visit) -> None:
@@ -282,8 +284,8 @@ class Office:
         """What is to be asked of who waits."""
         if self.door.head is not None:
             visit.connection.down(visit.agent.hear_note, visit.connection, self.door.head.newest)
-        elif self.door.candidacy is not None:
-            lease = self.door.candidacy.lease
+        else:
+            lease = 0 if self.door.candidacy is None else self.door.candidacy.lease
             visit.connection.down(visit.agent.hear_ask, visit.connection, lease, self.place.copy)
 
     def hear_vote(self, connection: Connection, vote: Vote) -> None:

@@ -197,7 +197,7 @@ class Reign:
             self.heirs.leave(stream)
         if self.world.now - self._looked_ms >= LOOK_MS:
             self._looked_ms = self.world.now
-            self.office.look_for_another(self.heirs.out_of_reach, self.lease)
+            self.office.look_for_another(self.heirs.out_of_reach, lambda lease: lease > self.lease)
 
     def end(self) -> None:
         """It acts no more."""

@@ -71,7 +71,7 @@ class Shots:
         training = self._training
         records = (training.process.inherited, *training.process.records())
         found = [record.data for record in records if record is not None and record.point == point]
-        return Shot(sc.RankState(training.state.model, 0), found[-1], training.base, training.index)
+        return Shot(sc.RankState(training.state.model, 0), found[-1] if found else b"", training.base, training.index)
 
     def _give(self, turn: int, keeper: Worker, what: Snapshot, shot: Shot, keep: Point | None) -> None:
         """It arrives with a buddy, if both are there."""
