@@ -27,4 +27,12 @@ def no_more_jobs(machine: Machine) -> bool:
     """Whether there are none. Those there are get killed, which may have started more meanwhile."""
     if found := in_jobs(machine):
         machine.run(["kill", "-KILL", *map(str, found)], check=False)  # some may have ended just now
-    return not found
+    return not found and not any(has_ended(machine, pid) for pid in machine.pids())
+
+
+def has_ended(machine: Machine, pid: int) -> bool:
+    """Whether it is a zombie: nobody can say any more whose it was, and its parent has not asked for its end yet."""
+    try:
+        return (machine.root / f"proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False  # it is gone
