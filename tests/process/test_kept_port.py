@@ -15,7 +15,8 @@ import pytest
 from tests.support.jobs import wait_until
 from torchrelay.api.endpoint import Endpoint, read_endpoint
 from torchrelay.client.runs import NotPossible
-from torchrelay.launcher.keeper import Keeper
+from torchrelay.launcher.keeper import Keeper, bind, bound
+from torchrelay.orchestrator.http.door import Door, Strangers
 
 RESTARTS = 3
 
@@ -79,6 +80,20 @@ def test_a_port_stays_the_orchestrators_while_it_is_started_again(host: str, tmp
             pass  # the next run may have it at once
 
     asyncio.run(story())
+
+
+def test_a_door_that_is_closed_leaves_its_port_to_nobody() -> None:
+    """In order: whoever has opened it may take seconds to end."""
+
+    async def story(lent: socket.socket) -> None:
+        door = Door(asyncio.Protocol, Strangers())
+        assert await door.open("127.0.0.1", 0, lent.fileno()) == lent.getsockname()[1]
+        await door.close()
+
+    with bind("127.0.0.1", 0) as lent:
+        asyncio.run(story(lent))
+        with pytest.raises(OSError, match="in use"):
+            bound("127.0.0.1", lent.getsockname()[1])
 
 
 def test_a_port_that_somebody_else_has_is_refused_with_what_to_do(tmp_path: Path) -> None:

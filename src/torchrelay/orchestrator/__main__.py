@@ -21,8 +21,8 @@ from aiohttp import web
 
 from torchrelay.api.endpoint import JOURNAL, LOGS, TOKEN, Endpoint, read_endpoint, write_endpoint
 from torchrelay.orchestrator.core.agents import Estate
-from torchrelay.orchestrator.core.heirs import Heirs
-from torchrelay.orchestrator.core.parking import watch_parking
+from torchrelay.orchestrator.core.heirs import Heirs, safe
+from torchrelay.orchestrator.core.parking import Claims, watch_parking
 from torchrelay.orchestrator.core.rules import all_ended, other_rules
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.doorway import Superseded as Excluded
@@ -219,7 +219,8 @@ async def act(options: argparse.Namespace, head: Head | None, former: NodeId | N
             await runner.cleanup()
             for number in ending:
                 asyncio.get_running_loop().remove_signal_handler(number)
-        if options.heir and options.slurm and not service.superseded and is_lost(service.cluster, options.launcher):
+        # Only when the run is over: its node alone may have been told to end, and other heirs go on.
+        if options.heir and options.slurm and service.leaving and is_lost(service.cluster, options.launcher):
             await give_back(options.slurm)
         return service.superseded, heirs is not None and bool(heirs.stuck)
 
@@ -282,13 +283,15 @@ async def serve(service: Orchestrator, options: argparse.Namespace) -> None:
     """The service and what goes with it. If one of them fails, all end."""
     run_dir, slurm_job = options.run_dir, options.slurm
     local = LocalScheduler(run_dir)
+    claims = Claims() if options.heir else None
     async with asyncio.TaskGroup() as group:
         beside = [
             group.create_task(
                 publish_rosters(service, local) if slurm_job is None else under_slurm(service, slurm_job, run_dir)
             ),
             group.create_task(watch_freezes(service, run_dir)),
-            group.create_task(watch_parking(service, run_dir)),
+            group.create_task(watch_parking(service, run_dir, claims)),
+            *([group.create_task(claims.keep(service))] if claims is not None else []),
             group.create_task(collect_in_peace(service)),
             *([group.create_task(end_with_the_jobs(service))] if options.heir else []),
             *([group.create_task(look_for_another(service, run_dir))] if service.heirs is not None else []),
@@ -339,6 +342,7 @@ async def end_with_the_jobs(service: Orchestrator) -> None:
     while not (service.cluster.jobs and all_ended(service.cluster)):
         await service.news.wait()
     await asyncio.sleep(FOLLOWED_S)
+    await safe(service)  # one that did not know of the end would miss the nodes that have gone
     service.begin_shutdown("the job has ended, and its launcher is lost")
     await asyncio.get_running_loop().create_future()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -22,10 +23,11 @@ from torchrelay.orchestrator.views.scene import Scene
 from torchrelay.protocol.health.pulses import FailureDetector
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.enclosed import Resumed
 from torchrelay.protocol.messages.ids import Point, Rank
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.wire.files.launch import Launch, write_launch
-from torchrelay.wire.parked.folder import make_folder
+from torchrelay.wire.parked.folder import InUse, lock, make_folder, user_of
 from torchrelay.wire.parked.manifest import MANIFEST, NoParking, read_manifest, write_manifest
 
 KEY = "0123456789abcdef"
@@ -111,7 +113,7 @@ def test_what_cannot_be_told_is_asked_again_and_not_for_ever(
 
     assert isinstance(asyncio.run(parking.sealed(story.job, at_last)), ev.ParkingSealed)
     monkeypatch.setattr(parking, "write_manifest", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O error")))
-    monkeypatch.setattr("os.stat", lambda *_: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
+    monkeypatch.setattr(Path, "read_bytes", lambda *_: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
     with pytest.raises(parking.Unclear, match="nor can be told"):
         parking.is_there(tmp_path, "x", "why")
 
@@ -143,6 +145,78 @@ def test_ranks_that_run_several_scripts_are_not_parked(story: Story, tmp_path: P
     assert seat.parked is not None
     other = story.job.with_seat(Rank(1), replace(seat, parked=replace(seat.parked, code="another")))
     assert "several scripts" in seal(other, tmp_path, 0)
+    assert not (tmp_path / "parked" / MANIFEST).exists()
+
+
+@pytest.mark.parametrize("other", [f"parked-{KEY}-99", f"parked-{'f' * 16}-1"])
+def test_a_manifest_takes_no_other_ones_place(story: Story, tmp_path: Path, other: str) -> None:
+    """It is late: the run has parked again meanwhile, or another run has."""
+    place = tmp_path / "parked"
+    make_folder(place)
+    (place / other).mkdir()
+    newer = replace(parking.manifest_of(story.job, tmp_path, 0), name=other)
+    write_manifest(place, newer)
+    assert f"another parking is in {place} ({other})" in seal(story.job, tmp_path, 0)
+    assert read_manifest(place).name == other
+    assert (place / other).is_dir()
+
+
+def test_it_takes_the_place_of_its_own_earlier_ones_and_of_that_it_came_from(story: Story, tmp_path: Path) -> None:
+    place = tmp_path / "parked"
+    make_folder(place)
+    former = f"parked-{'f' * 16}-1"
+    came = replace(story.job, spec=replace(story.job.spec, resumes=Resumed(folder=f"{place}/{former}", point=Point(2))))
+    for name in (former, f"parked-{KEY}-1", story.job.parking.name):
+        write_manifest(place, replace(parking.manifest_of(story.job, tmp_path, 0), name=name))
+        assert seal(came, tmp_path, 0) == ""
+        assert read_manifest(place).name == story.job.parking.name
+
+
+def test_a_manifest_that_cannot_be_read_is_not_said_to_be_missing(
+    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "parked"
+    assert seal(story.job, tmp_path, 0) == ""
+    broken = OSError(5, "Input/output error")
+    monkeypatch.setattr(Path, "read_bytes", lambda *_: (_ for _ in ()).throw(broken))
+    with pytest.raises(parking.Unclear, match="Input/output error"):
+        parking.is_there(place, story.job.parking.name, "why")
+
+
+def test_whoever_acts_for_a_lost_launcher_keeps_other_runs_away(tmp_path: Path) -> None:
+    """The launcher's lock ended with it."""
+    place = tmp_path / "parked"
+    claims = parking.Claims()
+    make_folder(place)
+    launchers = lock(place, user_of(KEY))
+    assert claims.claim(place, KEY) == "", "our own launcher may be there still"
+    os.close(launchers)
+    assert claims.claim(place, KEY) == claims.claim(place, KEY) == ""
+    with pytest.raises(InUse, match=KEY):
+        lock(place, user_of("f" * 16))
+    others = parking.Claims()
+    assert "another run uses" in others.claim(place, "f" * 16)
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "open").chmod(0o755)
+    assert "is open to others" in others.claim(tmp_path / "open", KEY)
+
+
+def test_a_job_whose_folder_another_run_uses_is_not_parked(story: Story, tmp_path: Path) -> None:
+    heard: list[ev.Event] = []
+    claims = parking.Claims()
+    claims.refused[JOB] = "another run uses it"
+
+    async def watched() -> None:
+        service = SimpleNamespace(
+            cluster=story.cluster, news=asyncio.Event(), heirs=None, degraded="", superseded="", over=False,
+            take=lambda event, _: heard.append(event),
+        )  # fmt: skip
+        watching = asyncio.create_task(parking.watch_parking(cast(Orchestrator, service), tmp_path, claims))
+        await until("it has failed", lambda: heard)
+        watching.cancel()
+
+    asyncio.run(watched())
+    assert heard == [ev.SealFailed(job=JOB, name=story.job.parking.name, reason="another run uses it")]
     assert not (tmp_path / "parked" / MANIFEST).exists()
 
 

@@ -15,7 +15,16 @@ from torchrelay.protocol.messages.enclosed import Snapshot
 from torchrelay.protocol.messages.ids import NodeId, Point, Rank
 from torchrelay.wire.files.snapshot_store import HEADER, NoRoom, Sizes, SnapshotStore, name_of
 from torchrelay.wire.parked import folder as folders
-from torchrelay.wire.parked.folder import InUse, NotOurs, bytes_per_s, clear_parkings, lock, make_folder, new_key
+from torchrelay.wire.parked.folder import (
+    InUse,
+    NotOurs,
+    bytes_per_s,
+    clear_older,
+    clear_parkings,
+    lock,
+    make_folder,
+    new_key,
+)
 from torchrelay.wire.parked.manifest import (
     MANIFEST,
     RESUMED,
@@ -219,6 +228,29 @@ def test_only_our_own_parkings_are_removed(parked: Path) -> None:
     clear_parkings(parked, frozenset({NAME}))
     left = {path.name for path in parked.iterdir()}
     assert left == {NAME, MANIFEST, "results", "parked-x-1"}
+
+
+def stand(parked: Path, name: str, at: int) -> None:
+    (parked / name).mkdir()
+    os.utime(parked / name, (at, at))
+
+
+def test_one_that_is_late_removes_nothing_that_is_newer(tmp_path: Path) -> None:
+    """A rank that was cut off, or an orchestrator that was stopped, while its run parked without it; or another run."""
+    mine, other, former = "0123456789abcdef", "a" * 16, f"parked-{'b' * 16}-9"
+    stand(tmp_path, former, 100)
+    stand(tmp_path, f"parked-{other}-1", 50)  # of before the one that the run goes on from
+    stand(tmp_path, f"parked-{other}-7", 150)
+    for number in (4, 5, 10, 11):
+        stand(tmp_path, f"parked-{mine}-{number}", 200)
+    clear_older(tmp_path, f"parked-{mine}-10", former)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {former, f"parked-{other}-7", f"parked-{mine}-10", f"parked-{mine}-11"}
+    clear_older(tmp_path, f"parked-{mine}-4", f"parked-{mine}-4")  # late by far: it is not even there itself
+    assert {path.name for path in tmp_path.iterdir()} == left
+    clear_older(tmp_path, f"parked-{mine}-11", f"parked-{mine}-11")  # the manifest names it: all before is over
+    assert {path.name for path in tmp_path.iterdir()} == {f"parked-{mine}-11"}
+    clear_older(tmp_path / "nowhere", f"parked-{mine}-11", "")
 
 
 def test_who_has_gone_on_is_kept_by_parking(parked: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from torchrelay.client.runs import NotPossible
 from torchrelay.launcher.parking import ParkPlace
 from torchrelay.protocol.messages.events import JobSpec
 from torchrelay.wire.files.kept import digest_of
-from torchrelay.wire.parked.folder import InUse, clear_parkings, lock, make_folder, new_key
+from torchrelay.wire.parked.folder import InUse, clear_parkings, lock, make_folder, new_key, user_of
 from torchrelay.wire.parked.manifest import (
     MANIFEST,
     MOST_NAMED,
@@ -61,19 +60,20 @@ def parking_of(given: argparse.Namespace, spec: JobSpec, source: bytes | None, *
     folder: Path = (given.park_dir or given.resume).absolute()
     if resume is not None and not resume.is_dir():
         raise NotPossible(f"--resume {given.resume}: there is no such folder", BAD_ARGUMENTS)
+    key = new_key()
     for place in dict.fromkeys((folder, resume)):
         if place is not None:
-            take(place)
+            take(place, key)
     manifest = None if resume is None else going_on_from(given, spec, source, resume, apart=apart)
     check_free(folder, None if folder != resume else manifest)
-    return ParkPlace(folder, new_key(), resume, manifest)
+    return ParkPlace(folder, key, resume, manifest)
 
 
-def take(folder: Path) -> None:
+def take(folder: Path, key: str) -> None:
     """Nobody else may use it while this process lives. Raises `NotPossible`."""
     try:
         make_folder(folder)
-        lock(folder, f"process {os.getpid()} on {socket.gethostname()}")
+        lock(folder, user_of(key))
     except InUse as error:
         raise NotPossible(f"{folder} is in use by another run ({error}): wait for its end", CANNOT_START) from error
     except OSError as error:

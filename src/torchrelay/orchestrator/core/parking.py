@@ -24,7 +24,7 @@ from torchrelay.protocol.messages.events import Event, ParkingSealed, SealFailed
 from torchrelay.protocol.messages.ids import JobId
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.wire.files.launch import read_launch
-from torchrelay.wire.parked.folder import clear_parkings, make_folder, sync_folder
+from torchrelay.wire.parked.folder import InUse, clear_older, lock, make_folder, parts_of, sync_folder, user_of
 from torchrelay.wire.parked.manifest import (
     MANIFEST,
     Manifest,
@@ -37,6 +37,7 @@ from torchrelay.wire.parked.manifest import (
 log = logging.getLogger("torchrelay.orchestrator")
 
 TRIES, AGAIN_S, ANSWER_S = 5, 2.0, 30.0
+CLAIM_S = 5.0  # between two tries to lock a folder
 MAY_BE_THERE = "Look into {} before you go on from there: the job trains on"
 
 
@@ -102,14 +103,32 @@ def seal(job: Job, run_dir: Path, wall_ms: int) -> str:
     folder = Path(job.spec.park_dir)
     try:
         make_folder(folder)
-        write_manifest(folder, manifest_of(job, run_dir, wall_ms))
+        manifest = manifest_of(job, run_dir, wall_ms)
+        if other := in_the_way(folder, job):
+            return other
+        write_manifest(folder, manifest)
     except (OSError, ValueError) as error:
         why = f"the manifest in {folder} could not be written: {error}"
         if is_there(folder, job.parking.name, why) and not taken_back(folder):
             return ""
         return why
-    clear_parkings(folder, frozenset({job.parking.name}))
+    clear_older(folder, job.parking.name, job.parking.name)
     return ""
+
+
+def in_the_way(folder: Path, job: Job) -> str:
+    """Why our manifest must not take the place of the one that is there; empty if it may.
+
+    Who writes may be late, for a disk that did not answer: by then there may be a newer one, or another run's.
+    """
+    try:
+        found = read_manifest(folder).name
+    except NoParking:
+        return ""  # none, or none that anybody could go on from
+    former = None if job.spec.resumes is None else Path(job.spec.resumes.folder).name
+    (key, number), (others_key, others) = parts_of(job.parking.name), parts_of(found)
+    ours = found == former or (others_key == key and others <= number)
+    return "" if ours else f"another parking is in {folder} ({found})"
 
 
 class Unclear(Exception):
@@ -119,7 +138,7 @@ class Unclear(Exception):
 def is_there(folder: Path, name: str, why: str) -> bool:
     """Whether the manifest is that of this parking. Raises `Unclear`."""
     try:
-        os.stat(folder / MANIFEST)
+        (folder / MANIFEST).read_bytes()
         return read_manifest(folder).name == name
     except FileNotFoundError:
         return False
@@ -138,7 +157,36 @@ def taken_back(folder: Path) -> bool:
     return False
 
 
-async def watch_parking(service: Orchestrator, run_dir: Path) -> None:
+class Claims:
+    """The folders of jobs whose launcher is lost: with it ended the lock that kept other runs away."""
+
+    def __init__(self) -> None:
+        self._held: dict[Path, int] = {}
+        self.refused: dict[JobId, str] = {}  # why a job must not be parked
+
+    async def keep(self, service: Orchestrator) -> None:
+        """Lock what can be locked, again and again. Never returns."""
+        while True:
+            for name, job in service.cluster.jobs.items():
+                if job.spec.park_dir and job.phase is not JobPhase.ENDED:
+                    self.refused[name] = await asyncio.to_thread(self.claim, Path(job.spec.park_dir), job.spec.park_key)
+            await asyncio.sleep(CLAIM_S)
+
+    def claim(self, folder: Path, key: str) -> str:
+        """Lock a folder. Returns why it must not be used; empty if it may. Our own launcher may have it still."""
+        if folder in self._held:
+            return ""
+        try:
+            make_folder(folder)
+            self._held[folder] = lock(folder, user_of(key))
+        except InUse as error:
+            return "" if key in str(error) else f"another run uses {folder} ({error})"
+        except OSError as error:
+            return f"{folder}: {error.strerror or error}"
+        return ""
+
+
+async def watch_parking(service: Orchestrator, run_dir: Path, claims: Claims | None = None) -> None:
     """Seal what is to be sealed, as long as the service serves. What is decided is said until it is heard."""
     done: dict[JobId, Event] = {}
     while True:
@@ -153,7 +201,9 @@ async def watch_parking(service: Orchestrator, run_dir: Path) -> None:
                     return
                 if service.superseded or service.cluster.jobs.get(name) is not job:
                     break  # look anew
-                known = done[name] = await sealed(job, partial(seal, job, run_dir, wall_clock_ms()))
+                refused = "" if claims is None else claims.refused.get(name, "")
+                write = partial(str, refused) if refused else partial(seal, job, run_dir, wall_clock_ms())
+                known = done[name] = await sealed(job, write)
             service.take(known, note)
         else:
             await news.wait()

@@ -120,7 +120,8 @@ class Door:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._socket is not None:
-            if self._held:  # closing it here does not refuse anybody
+            if self._held:  # closing it here does not refuse anybody, and nobody else may have it until we end
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
                 with suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()

@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import stat
 import time
 from contextlib import suppress
@@ -76,12 +77,50 @@ def lock(folder: Path, words: str) -> int:
     return descriptor
 
 
+def user_of(key: str) -> str:
+    """Who uses a folder, for people, and for those that act for the same run."""
+    return f"process {os.getpid()} on {socket.gethostname()}, run {key}"
+
+
 def clear_parkings(folder: Path, keep: frozenset[str]) -> None:
-    """Remove the folders of all parkings but these. What is not one of ours is left alone."""
+    """Remove the folders of all parkings but these. To be called by a run that begins, and has locked the folder."""
+    for path in parkings_in(folder):
+        if path.name not in keep:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def clear_older(folder: Path, name: str, former: str) -> None:
+    """Remove what `name` makes useless: earlier tries of its run; what was written before `former`, if that is here.
+
+    Whoever calls this may be late: a rank that was cut off, an orchestrator that was stopped. What is newer is another
+    one's, and may be the whole parking that counts.
+    """
+    key, number = parts_of(name)
     with suppress(OSError):
-        for path in folder.iterdir():
-            if NAME.fullmatch(path.name) and path.name not in keep and path.is_dir() and not path.is_symlink():
+        before = (folder / former).stat().st_mtime_ns if former and (folder / former).is_dir() else 0
+        for path in parkings_in(folder):
+            others_key, others = parts_of(path.name)
+            old = others < number if others_key == key else path.stat().st_mtime_ns < before
+            if old and path.name not in (name, former):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def parkings_in(folder: Path) -> list[Path]:
+    """The folders of parkings. What is not one of ours is left alone."""
+    try:
+        return [path for path in folder.iterdir() if NAME.fullmatch(path.name) and is_folder(path)]
+    except OSError:
+        return []
+
+
+def is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def parts_of(name: str) -> tuple[str, int]:
+    """The key of the run, and the number of the parking in it."""
+    _, key, number = name.split("-")
+    return key, int(number)
 
 
 def sync_folder(folder: Path) -> None:

@@ -22,7 +22,7 @@ from torchrelay.protocol.messages.ids import JobId, Rank, WorkerId
 from torchrelay.protocol.messages.orders import Park
 from torchrelay.wire.files.snapshot_store import Sizes, SnapshotStore, name_of
 from torchrelay.wire.messages.worker_frames import Welcome
-from torchrelay.wire.parked.folder import bytes_per_s, clear_parkings, make_folder, sync_folder
+from torchrelay.wire.parked.folder import bytes_per_s, clear_older, make_folder, sync_folder
 from torchrelay.worker.control.agent_connection import AgentConnection
 from torchrelay.worker.control.identity import Identity
 from torchrelay.worker.control.position import Position
@@ -115,7 +115,7 @@ class WrittenDown:
         """Raises OSError, and `_Cut`."""
         folder = Path(order.folder)
         make_folder(folder.parent)
-        clear_parkings(folder.parent, frozenset({folder.name, order.keep}))
+        clear_older(folder.parent, folder.name, order.keep)
         make_folder(folder)
         what = Snapshot(order.rank, order.point, session.identity.wait().restarts)
         head, tensors = state.manifest()
