@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from tests.support.crowned import contested, crowned, outvoted
+from tests.support.crowned import contested, crowned, outvoted, woken
 from torchrelay.orchestrator.core import heirs
 from torchrelay.orchestrator.core.heirs import HeirPort, Heirs
 from torchrelay.protocol.model.job import BEFORE_CUTOVER, RECOVERING, JobPhase
@@ -171,11 +171,20 @@ def voters_that_forget_what_they_noted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(voter, "note", note)
 
 
-def voters_that_promise_everybody(patch: pytest.MonkeyPatch) -> None:
-    def promise(ballot: Ballot, lease: int, copy: CopyId) -> tuple[Ballot, bool]:
-        return structs.replace(ballot, promised=max(lease, ballot.promised), promised_to=copy), True
+def without_promise(ballot: Ballot) -> Ballot:
+    return structs.replace(ballot, promised=0, promised_to=None)
 
-    patch.setattr(voter, "promise", promise)
+
+def voters_that_forget_what_they_promised(patch: pytest.MonkeyPatch) -> None:
+    real = voter.promise
+    patch.setattr(
+        voter, "promise", lambda ballot, lease, copy: real(without_promise(ballot) if lease else ballot, lease, copy)
+    )
+
+
+def voters_that_break_their_promises(patch: pytest.MonkeyPatch) -> None:
+    real = voter.note
+    patch.setattr(voter, "note", lambda ballot, told: real(without_promise(ballot), told))
 
 
 def an_heir_that_stands_and_copies_on(patch: pytest.MonkeyPatch) -> None:
@@ -213,7 +222,8 @@ def time_that_goes_on_while_heirs_are_waited_for(patch: pytest.MonkeyPatch) -> N
         (an_excluded_heir_that_wins, "", partial(contested, range(3_000))),
         (a_head_that_acts_again_and_asks_nobody, "and so does", partial(crowned, range(600))),
         (voters_that_forget_what_they_noted, "", partial(crowned, range(800))),
-        (voters_that_promise_everybody, "", partial(contested, range(3_000))),
+        (voters_that_forget_what_they_promised, "are numbered", partial(woken, range(2_400, 2_700))),
+        (voters_that_break_their_promises, "have had effects", partial(woken, range(1_700, 2_000))),
         (an_heir_that_stands_and_copies_on, "", partial(contested, range(3_000))),
         (any_copy_that_counts, "", partial(crowned, range(600))),
         (time_that_goes_on_while_heirs_are_waited_for, "although it is sound", partial(outvoted, range(600))),
@@ -230,6 +240,10 @@ def test_a_broken_succession_is_noticed(
     violation = next((result.violation for result in map(run_plan, plans()) if result.violation), "")
     assert violation
     assert told in violation
+
+
+def test_schedules_of_heads_that_wake_up_hold_every_invariant() -> None:
+    run_all(woken(range(400)))
 
 
 def test_time_stands_still_while_nothing_leaves_the_head() -> None:

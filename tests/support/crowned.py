@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from random import Random
 
-from torchrelay.simulation.model.plans import FaultKind, On, Plan, Strike, draw, draw_head_strike
+from torchrelay.simulation.model.plans import FaultKind, On, Plan, Strike, draw, draw_head_strike, draw_late_strikes
 
 
 def crowned(seeds: range) -> Iterator[Plan]:
@@ -26,6 +26,14 @@ def harder(plan: Plan) -> Plan:
     strikes = tuple(draw_head_strike(aside) for _ in range(aside.randint(3, 8)))
     script = replace(plan.script, calls=plan.script.calls * aside.choice((1, 2)))
     return replace(plan, strikes=strikes, script=script)
+
+
+def woken(seeds: range) -> Iterator[Plan]:
+    """The head is stopped, and so is who stands meanwhile; the head wakes up, and is lost soon after."""
+    for plan in crowned(seeds):
+        if len(plan.slots) > 2:
+            script = replace(plan.script, calls=(plan.script.calls * 8)[:160])
+            yield replace(plan, strikes=draw_late_strikes(Random(plan.seed)), script=script)
 
 
 def outvoted(seeds: range) -> Iterator[Plan]:
