@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.brain import until
 from tests.support.jobs import wait_until
 from torchrelay.api.endpoint import Endpoint, read_endpoint
 from torchrelay.client.runs import NotPossible
+from torchrelay.launcher import keeper as keepers
 from torchrelay.launcher.keeper import Keeper, bind, bound
 from torchrelay.orchestrator.http.door import Door, Strangers
 
@@ -79,6 +83,32 @@ def test_a_port_stays_the_orchestrators_while_it_is_started_again(host: str, tmp
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             pass  # the next run may have it at once
 
+    asyncio.run(story())
+
+
+def test_what_cannot_be_started_now_is_started_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor, no memory: training goes on, and somebody may make room."""
+    start = asyncio.create_subprocess_exec
+    failed: list[object] = []
+
+    async def fails_once(*words: Any, **flags: Any) -> Any:
+        if not failed:
+            failed.append(words)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await start(*words, **flags)
+
+    async def story() -> None:
+        keeper = Keeper(folder(tmp_path), 0)
+        former = await keeper.start()
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", fails_once)
+        keeping = asyncio.create_task(keeper.keep())
+        os.kill(former.pid, signal.SIGKILL)
+        await until("it has failed", lambda: keeper.trouble)
+        assert "Too many open files" in str(keeper.trouble)
+        await until("the next one", lambda: another(tmp_path, former))
+        await asyncio.gather(keeper.stop(0), keeping)
+
+    monkeypatch.setattr(keepers, "SELDOM_S", 0.1)
     asyncio.run(story())
 
 

@@ -110,9 +110,19 @@ class Keeper:
                 reason = f"the orchestrator does not come back (it ended with {code}): {self._last_words()}"
                 self.trouble = NotPossible(reason, DEFECT if code == DEFECT else STAYED_AWAY)
             await asyncio.sleep(AGAIN_S if quick < TRIES else SELDOM_S)
-            if not self._wanted:
+            if not await self._launch_again():
                 return self._let_go()
-            self._process = await self._launch()
+
+    async def _launch_again(self) -> bool:
+        """Start it as soon as it can be started. False: that is not wanted any more."""
+        while self._wanted:
+            try:
+                self._process = await self._launch()
+                return True
+            except (NotPossible, OSError) as error:  # its port, or descriptors, or memory
+                self.trouble = error if isinstance(error, NotPossible) else NotPossible(str(error), STAYED_AWAY)
+                await asyncio.sleep(SELDOM_S)
+        return False
 
     async def restart(self) -> None:
         """End it in order; `keep` starts it again, with whatever code is installed now."""

@@ -100,8 +100,11 @@ def main(words: list[str] | None = None) -> int:
         prepare(run_dir)
         superseded = asyncio.run(inherit_and_run(options) if options.heir else run(options))
     except Excluded as error:
-        with contextlib.suppress(OSError):  # whoever follows this run finds the one that acts
-            write_endpoint(run_dir, Endpoint(url=error.by.head.url, pid=0, journal=known_name(run_dir)))
+        with contextlib.suppress(
+            OSError
+        ):  # whoever follows this run finds the one that acts
+            if not options.heir:  # its agent would take it for a head, and leave its passes behind
+                write_endpoint(run_dir, Endpoint(url=error.by.head.url, pid=0, journal=known_name(run_dir)))
         superseded = str(error)
     except (NoBequest, TimeoutError) as error:
         log.info("not wanted any more: %s", error)

@@ -308,6 +308,7 @@ async def carried_out(request: web.Request, plan: Planner, what: str) -> web.Res
     except PlanRefused as error:
         raise refusal(web.HTTPBadRequest, str(error)) from error
     if is_dry(request) or planned.event is None:
+        await safe(service)  # what is so already may have been asked for a moment ago
         return answer(planned.change)
     before = service.cluster
     await journalled(request, planned.event, planned.change.verb, what)
