@@ -75,6 +75,11 @@ class Whereabouts:
             raise Refusal(f"the agent of {node} does not run at the moment")
         return pid
 
+    def check_is_here(self, node: NodeId, pid: int) -> None:
+        """A process of another machine has a number that on this one is somebody else's. Raises `Refusal`."""
+        if node not in self.agents():
+            raise Refusal(f"{node} is a machine of its own: make the fault there, for example by `kill -9 {pid}`")
+
     def family(self, node: NodeId, workers: Iterable[int]) -> list[int]:
         """The node's forkserver and all below it, the forkserver first. `workers`: those that are known."""
         agent = self.agents().get(node)

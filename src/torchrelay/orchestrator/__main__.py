@@ -100,9 +100,7 @@ def main(words: list[str] | None = None) -> int:
         prepare(run_dir)
         superseded = asyncio.run(inherit_and_run(options) if options.heir else run(options))
     except Excluded as error:
-        with contextlib.suppress(
-            OSError
-        ):  # whoever follows this run finds the one that acts
+        with contextlib.suppress(OSError):  # whoever follows this run finds the one that acts
             if not options.heir:  # its agent would take it for a head, and leave its passes behind
                 write_endpoint(run_dir, Endpoint(url=error.by.head.url, pid=0, journal=known_name(run_dir)))
         superseded = str(error)
@@ -216,6 +214,7 @@ async def act(options: argparse.Namespace, head: Head | None, former: NodeId | N
             write_endpoint(run_dir, Endpoint(url=url, pid=journal.anchors[-1].pid, journal=journal.name, socket=inside))
             log.info("listening on %s", url)
             await serve(service, options)
+            await door.close()  # agents that come are refused, and know at once that nobody listens
             await last_lines_told(app)
         finally:
             await door.close()

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import get_args
 
 from torchrelay.protocol.messages import events as ev
@@ -94,11 +95,28 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, metavar="N", help="with --seed: a job on so many nodes of eight ranks")
     parser.add_argument("--story", action="store_true", help="tell what happens in it")
     options = parser.parse_args()
-    logging.getLogger("torchrelay").setLevel(logging.ERROR)  # the head's own words; `--story` tells more
     if options.seeds < 1 or options.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
     if options.nodes is not None and (options.nodes < 4 or options.seed is None):
         parser.error("--nodes must be at least 4, and goes with --seed")
+    with quiet():
+        return play(options)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Heads in it are real ones and have words of their own; `--story` tells more."""
+    logger = logging.getLogger("torchrelay")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def play(options: argparse.Namespace) -> int:
+    """What was asked for; returns the exit code."""
     if options.seed is not None:
         large = options.nodes is not None
         result = run_large(options.seed, options.nodes, story=True) if large else run_seed(options.seed, story=True)

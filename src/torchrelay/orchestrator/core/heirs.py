@@ -214,6 +214,12 @@ class Heirs:
         if new:
             self._soon()
 
+    def end(self) -> None:
+        """The head ends: what changes now is no change."""
+        self.over = True
+        for port in self._ports.values():
+            port.close("the head ends")
+
     def leave(self, port: HeirPort) -> None:
         """Its connection is gone: it gets no part any more, and comes back as another one."""
         if self._ports.get(port.place.copy) is port:

@@ -487,7 +487,7 @@ class Orchestrator:
     def end(self) -> None:
         """Stop serving. Training goes on if the agents were not told to shut down."""
         if self.heirs is not None:
-            self.heirs.over = True
+            self.heirs.end()
         self._disconnect("the orchestrator ends")
         try:
             self.journal.remember(self.reached)

@@ -125,6 +125,7 @@ class Door:
                 with suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
+            self._socket = None
         self.strangers.make_room(0)
 
     async def _let_in(self, listener: socket.socket) -> None:
