@@ -105,7 +105,7 @@ def plan_for_rank(wish: Wish, facts: Facts, where: Whereabouts) -> Plan:
     assert row.pid is not None, "a holder has one"
     assert row.worker is not None, "a holder has one"
     assert row.node is not None, "a holder has one"
-    where.check_is_here(row.node, row.pid)
+    where.check_is_here(row.node)
     victim, page = observe(row.pid), where.page(row.node, row.worker)
     what, strike_it = way_of(wish, victim)
 

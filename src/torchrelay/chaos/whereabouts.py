@@ -75,14 +75,18 @@ class Whereabouts:
             raise Refusal(f"the agent of {node} does not run at the moment")
         return pid
 
-    def check_is_here(self, node: NodeId, pid: int) -> None:
+    def check_is_here(self, node: NodeId) -> None:
         """A process of another machine has a number that on this one is somebody else's. Raises `Refusal`."""
         if node not in self.agents():
-            raise Refusal(f"{node} is a machine of its own: make the fault there, for example by `kill -9 {pid}`")
+            raise Refusal(f"{node} is a machine of its own: make the fault there, `kill -9` of a rank's process say")
 
     def family(self, node: NodeId, workers: Iterable[int]) -> list[int]:
-        """The node's forkserver and all below it, the forkserver first. `workers`: those that are known."""
-        agent = self.agents().get(node)
+        """The node's forkserver and all below it, the forkserver first. `workers`: those that are known.
+
+        Raises `Refusal`.
+        """
+        self.check_is_here(node)
+        agent = self.agents()[node]
         candidates = [parent_of(pid) for pid in workers] + list(children_of(agent) if agent is not None else ())
         servers = dict.fromkeys(pid for pid in candidates if pid and runs(pid, FORKSERVER))
         found = [pid for server in servers for pid in (server, *(each.pid for each in living_below(server)))]
