@@ -109,6 +109,7 @@ def test_a_door_that_is_closed_leaves_no_connection_behind(tmp_path: Path) -> No
             gc.collect()
 
 
+@pytest.mark.slow
 def test_many_who_come_at_once_are_all_let_in(tmp_path: Path) -> None:
     make_passes(tmp_path, "train")
 

@@ -55,7 +55,7 @@ def phase_of(heard: Heard) -> JobPhase:
     return heard.story.job.phase
 
 
-@pytest.mark.parametrize("ranks", [4, LARGE])
+@pytest.mark.parametrize("ranks", [4, pytest.param(LARGE, marks=pytest.mark.slow)])
 def test_a_job_starts_loses_two_ranks_and_moves_one(ranks: int) -> None:
     heard = Heard(submitted(ranks=ranks, spares=3))
     heard.settle()
@@ -76,7 +76,7 @@ def test_a_job_starts_loses_two_ranks_and_moves_one(ranks: int) -> None:
     assert not list(heard.kept)
 
 
-@pytest.mark.parametrize("ranks", [4, LARGE])
+@pytest.mark.parametrize("ranks", [4, pytest.param(LARGE, marks=pytest.mark.slow)])
 def test_one_fault_after_another(ranks: int) -> None:
     """Whoever has come to its rank meanwhile is asked with the others; an order a node for all of them."""
     heard = Heard(submitted(ranks=ranks, spares=3))
@@ -94,7 +94,7 @@ def test_one_fault_after_another(ranks: int) -> None:
         assert phase_of(heard) is JobPhase.RUNNING
 
 
-@pytest.mark.parametrize("ranks", [4, LARGE])
+@pytest.mark.parametrize("ranks", [4, pytest.param(LARGE, marks=pytest.mark.slow)])
 def test_a_fault_after_a_move_was_called_off(ranks: int) -> None:
     heard = Heard(submitted(ranks=ranks, spares=3))
     heard.settle()

@@ -128,6 +128,7 @@ def test_what_holds_itself_or_is_deep_ends() -> None:
     assert len(digest(own)) == len(digest(deep)) == SIZE
 
 
+@pytest.mark.slow
 def test_the_order_of_a_set_means_nothing_in_another_process() -> None:
     code = (
         "from torchrelay.worker.tensors.arguments import digest\n"
