@@ -103,7 +103,10 @@ def from_afar(run: Far) -> tuple[Client, str]:
     try:
         return client, remark_of(client.view_status())
     except Away as error:
-        raise NotPossible(f"{error}. Its journal is on the launcher's machine: ask there, with --run-dir") from error
+        raise NotPossible(
+            f"{error}. Its journal is on its own machine: ask there, with --run-dir; "
+            "another node may act in its place: `torchrelay attach` finds it"
+        ) from error
 
 
 def remark_of(status: Status) -> str:

@@ -124,6 +124,8 @@ def summary(job: JobStatus, run_dir: str) -> str:
         how = f"ended with {outcome.code}: {outcome.reason}"
     tally = job.incidents
     incidents = "no incident" if tally.total == 0 else f"{tally.total} incidents, {tally.clean} resolved clean"
+    if tally.total > tally.eligible and tally.total > 1:
+        incidents += f" of the {tally.eligible} that count" if tally.eligible else "; none of them counts"
     if tally.total == 1:
         how_resolved = "resolved clean" if tally.clean else "not resolved clean" if tally.eligible else "not counted"
         incidents = f"1 incident, {how_resolved}"

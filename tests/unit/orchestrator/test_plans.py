@@ -307,3 +307,11 @@ def test_the_way_of_a_move_is_kept_when_the_core_has_forgotten_it() -> None:
     assert not move.targets
     (leg,) = scene(story, ways).way(story.job, move)
     assert (leg.from_text, leg.to_text) == ("node-1/0", "node-0/2")
+
+
+def test_a_machine_whose_name_is_like_a_moves_is_explained_as_a_machine() -> None:
+    story = two_nodes()
+    with pytest.raises(PlanRefused, match="no move M-3"):
+        why(scene(story), story.job, "m3")
+    story.hear(ev.NodeJoined(node=NodeId("m3"), incarnation="a", slots=1))
+    assert why(scene(story), story.job, "m3").about == "m3"

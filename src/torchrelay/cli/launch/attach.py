@@ -63,7 +63,7 @@ def find_folder(given: Path | None, machine: Path = Path("/tmp")) -> Path:
     if nodes.is_dir() and not open_to_others(nodes):
         found += nodes.glob(f"*/*/{HEIR}/{JOURNAL}")
     if not found:
-        where = f"neither under ./{FOLDER} nor under {nodes}"
+        where = f"under ./{FOLDER} or under {nodes}"
         raise NotPossible(f"no run {where}: name one with --run-dir, or with --url and --ca", 2)
     newest: Path = max((journal.parent for journal in found), key=begun)
     return newest

@@ -29,6 +29,13 @@ SLOT = re.compile(r"(.+)/(\d+)")
 def why(scene: Scene, job: Job, about: str) -> WhyView:
     """Raises `PlanRefused` if there is nothing of that name."""
     cluster = scene.cluster
+    # What is called so comes first: machines have names like m3, too.
+    if WorkerId(about) in cluster.workers:
+        worker = cluster.workers[WorkerId(about)]
+        return WhyView(about=f"worker {about}", lines=tuple(why_worker(cluster, job, worker)))
+    if NodeId(about) in cluster.nodes:
+        node = cluster.nodes[NodeId(about)]
+        return WhyView(about=str(node.node), lines=tuple(why_node(scene, job, node)))
     if found := MOVE.fullmatch(about):
         return why_move(scene, job, int(found[1]))
     if found := RANK.fullmatch(about):
@@ -36,12 +43,6 @@ def why(scene: Scene, job: Job, about: str) -> WhyView:
         if rank not in job.seats:
             raise PlanRefused(f"no rank {rank}: {job.spec.job} has ranks 0 to {len(job.seats) - 1}")
         return WhyView(about=f"rank {rank} of {job.spec.job}", lines=tuple(why_rank(cluster, job, rank)))
-    if WorkerId(about) in cluster.workers:
-        worker = cluster.workers[WorkerId(about)]
-        return WhyView(about=f"worker {about}", lines=tuple(why_worker(cluster, job, worker)))
-    if NodeId(about) in cluster.nodes:
-        node = cluster.nodes[NodeId(about)]
-        return WhyView(about=str(node.node), lines=tuple(why_node(scene, job, node)))
     if found := SLOT.fullmatch(about):
         node = node_of(cluster, found[1])
         return WhyView(about=about, lines=tuple(why_slot(scene, job, node, int(found[2]))))

@@ -165,7 +165,7 @@ def lasting_objection(cluster: Cluster, job: Job) -> str:
     if job.stop is not None:
         return job.stop.reason
     if job.phase is JobPhase.STARTING:
-        return "it is only starting"
+        return "it is only starting: not all ranks have called protect()"
     if job.resuming:
         return "it has not come back from its parking yet, which is as it was"
     if job.phase is JobPhase.RUNNING and job.seats.any(facts.has_not_joined):
