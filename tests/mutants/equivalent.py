@@ -269,4 +269,15 @@ EQUIVALENT: dict[str, str] = {
     "table:Table.__eq__: without if len(self) != len(other)": FAST,
     "table:Table.__eq__: without if shared and self._used == other._used": FAST,
     "wait_for_graph:module: 0 to 1": "any key would do that no group has",
+    "candidate:hear_answer: without if before is None": FAST,
+    "candidate:hear_answer: without if before == ballot": FAST,
+    ("candidate:judge: without if not any((is_majority(candidacy.promises, group) for group in newest..."): FAST,
+    (
+        "door:learn_from: noted.order == known.order and noted.base is None and (known.base i... without "
+        "noted.base is None"
+    ): FAST,
+    (
+        "door:learn_from: noted.order == known.order and noted.base is None and (known.base i... without "
+        "known.base is not None"
+    ): FAST,
 }

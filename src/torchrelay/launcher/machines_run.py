@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -270,15 +271,22 @@ class MachinesRun(LocalRun):
         self._looked_s = loop.time()
         try:
             head = await asyncio.to_thread(self.now().fetch, HEAD_PATH, Head)
-        except (Away, Denied, ValueError):
+        except Denied as error:
+            if error.status == HTTPStatus.SERVICE_UNAVAILABLE:  # nobody need be named: it may have lost its heirs
+                self._mind_apart("", loop.time(), idle=f"the orchestrator here waits for most of the nodes ({error})")
+            return
+        except (Away, ValueError):
             return
         self._tell_heirs(head.heirs)
         self._mind_apart(" and ".join(head.out_of_reach), loop.time())
 
-    def _mind_apart(self, out: str, now_s: float) -> None:
-        """These have not been reached at this look. At one look alone that may be an heir that is being replaced."""
+    def _mind_apart(self, out: str, now_s: float, *, idle: str = "") -> None:
+        """These have not been reached at this look. At one look alone that may be an heir that is being replaced.
+
+        `idle`: our orchestrator does not act at all, and why. It may have been started again just now.
+        """
         since_s = self._apart_since_s
-        if not out:
+        if not out and not idle:
             if self._apart_told:
                 self.voice.say("nodes with copies of the journal are in reach again")
             self._apart_since_s, self._apart_told = None, False
@@ -286,9 +294,10 @@ class MachinesRun(LocalRun):
             self._apart_since_s = now_s
         elif not self._apart_told:
             self._apart_told = True
-            self.voice.say(f"{out} cannot be reached: {APART}")
+            self.voice.say(f"{idle or f'{out} cannot be reached'}: {APART}")
         elif now_s - since_s > AWAY_S:
-            self.give_up(NotPossible(f"{out} could not be reached for {AWAY_S:g} s: {APART}", STAYED_AWAY))
+            what = f"for {AWAY_S:g} s {idle}" if idle else f"{out} could not be reached for {AWAY_S:g} s"
+            self.give_up(NotPossible(f"{what}: {APART}", STAYED_AWAY))
 
     def _tell_heirs(self, heirs: tuple[HeirView, ...]) -> None:
         """Once for each: whoever has read it finds the run when this machine is lost."""

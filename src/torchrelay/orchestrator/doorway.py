@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,6 @@ from torchrelay.wire.messages.channel import (
     Known,
     Note,
     Refused,
-    ToAgent,
     Vote,
     decode_to_orchestrator,
 )
@@ -76,6 +75,7 @@ class Doorway:
         self._door = doors.Door(place=place, known=known, under=known.lease, heard=asked)
         self._begin = begin
         self._waiting: dict[VoterId, web.WebSocketResponse] = {}
+        self._greeting: tuple[Succession, bytes] | None = None  # what whoever comes is told, encoded
         self._changed = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
         self.follows = False  # whether a head is heard
@@ -130,7 +130,7 @@ class Doorway:
                     await self._changed.wait()
             except TimeoutError:
                 if self._door.head is not None:
-                    self._ask_all(Note(self._door.head.newest))
+                    self._ask_all(Note(self._door.head.newest), self._door.head.noted)
                     until_s = loop.time() + LEAST_S
         assert self._door.head is not None, "it acts"
         log.info("head now: lease %d", self._door.head.settled.lease)
@@ -138,7 +138,8 @@ class Doorway:
 
     async def tell(self, known: Succession) -> None:
         """Who waits need not look for the one that acts."""
-        await asyncio.gather(*(send(socket, Known(known)) for socket in self._waiting.values()))
+        data = encode(Known(known))
+        await asyncio.gather(*(send(socket, data) for socket in self._waiting.values()))
 
     async def close(self) -> None:
         """Send away who waits: they come back, to the one that acts."""
@@ -171,12 +172,20 @@ class Doorway:
         # To the lowest lease nobody promises anything: but it is told what was noted.
         return Ask(0 if self._door.candidacy is None else self._door.candidacy.lease, self.copy)
 
-    def _ask_all(self, question: Ask | Note) -> None:
-        for socket in self._waiting.values():
-            self._send(socket, question)
+    def _ask_all(self, question: Ask | Note, answered: Collection[VoterId] = ()) -> None:
+        """All but those that have answered. A note has the names of all voters: it is encoded once."""
+        data = encode(question)
+        for voter, socket in self._waiting.items():
+            if voter not in answered:
+                self._send(socket, data)
 
-    def _send(self, socket: web.WebSocketResponse, message: ToAgent) -> None:
-        task = asyncio.create_task(send(socket, message))
+    def _greet_with(self, known: Succession) -> bytes:
+        if self._greeting is None or self._greeting[0] is not known:
+            self._greeting = known, encode(Known(known))
+        return self._greeting[1]
+
+    def _send(self, socket: web.WebSocketResponse, data: bytes) -> None:
+        task = asyncio.create_task(send(socket, data))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
@@ -235,9 +244,9 @@ class Doorway:
         self._changed.set()
         if self.follows:  # the head is heard: unless a majority comes, this one had better go back to it
             asyncio.get_running_loop().call_later(GATHER_S, self._send_back, voter, socket)
-        self._send(socket, Known(self._door.known))
+        self._send(socket, self._greet_with(self._door.known))
         if not self.follows:  # else it knows all that the head does
-            self._send(socket, self._question())
+            self._send(socket, encode(self._question()))
         try:
             async for raw in socket:
                 if raw.type is not WSMsgType.BINARY:
@@ -263,10 +272,10 @@ async def close(socket: web.WebSocketResponse) -> None:
         await socket.close()
 
 
-async def send(socket: web.WebSocketResponse, message: ToAgent) -> None:
+async def send(socket: web.WebSocketResponse, data: bytes) -> None:
     """Send to one that may be going this moment."""
     try:
-        await socket.send_bytes(encode(message))
+        await socket.send_bytes(data)
     except (ConnectionError, RuntimeError):
         pass  # it is gone
 

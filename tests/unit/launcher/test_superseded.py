@@ -120,3 +120,52 @@ def test_heirs_out_of_reach_are_said_and_waited_for_only_so_long(tmp_path: Path,
             run.verdict.result()
 
     played(tmp_path, 0, story)
+
+
+def test_one_that_waits_at_its_own_door_is_said_and_waited_for_only_so_long(
+    tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HEIRS_S", 0.0)
+
+    async def story(run: MachinesRun, ours: Stand) -> None:
+        write_endpoint(run.plan.run_dir, Endpoint(url=ours.url, pid=1))
+        ours.point_to(ours.url)
+        await run._look_at_heirs()
+        ours.act(2)
+        await run._look_at_heirs()
+        ours.point_to(ours.url)
+        await run._look_at_heirs()
+        assert capsys.readouterr().err == "", "it was started again, and acts"
+        await run._look_at_heirs()
+        await run._look_at_heirs()
+        said = capsys.readouterr().err
+        assert said.count("the orchestrator here waits for most of the nodes (no): the network is split, or") == 1
+        ours.act(3)
+        await run._look_at_heirs()
+        assert "in reach again" in capsys.readouterr().err
+        ours.point_to(ours.url)
+        for _ in range(2):
+            await run._look_at_heirs()
+        assert not run.verdict.done()
+        monkeypatch.setattr(module, "AWAY_S", 0.0)
+        await run._look_at_heirs()
+        with pytest.raises(
+            NotPossible, match=r"for 0 s the orchestrator here waits for most of the nodes \(no\)"
+        ) as told:
+            run.verdict.result()
+        assert told.value.code == 92
+
+    played(tmp_path, 1, story)
+
+
+def test_another_refusal_is_no_word_on_who_acts(tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEIRS_S", 0.0)
+
+    async def story(run: MachinesRun, ours: Stand) -> None:
+        write_endpoint(run.plan.run_dir, Endpoint(url=ours.url, pid=1))
+        ours.status = 403
+        for _ in range(3):
+            await run._look_at_heirs()
+
+    played(tmp_path, 1, story)
+    assert capsys.readouterr().err == ""

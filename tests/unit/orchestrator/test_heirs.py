@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchrelay.orchestrator.core.clock import UNSAID, Clock
-from torchrelay.orchestrator.core.heirs import COME_S, IN_VAIN_S, REFUSED_S, SLOW_S, Heirs
+from torchrelay.orchestrator.core.heirs import AGAIN_S, COME_S, IN_VAIN_S, REFUSED_S, SLOW_S, Heirs
 from torchrelay.orchestrator.core.watch import mind_what_waits
 from torchrelay.orchestrator.store.journal import Journal, JournalUnavailable, Superseded
 from torchrelay.orchestrator.store.parts import Copy, Row, asked_before, note_asked, own_copy
@@ -163,6 +163,24 @@ def test_nothing_is_settled_by_half_of_them(office: Office) -> None:
     assert office.heirs.head.proposed is not None, "one vote counts once"
     office.vote("m4")
     assert office.heirs.head.proposed is None
+
+
+def test_a_proposal_is_repeated_to_those_alone_that_have_not_answered(office: Office) -> None:
+    office.mind()
+    office.vote("m1")
+    refused = office.agents[NodeId("m2")]
+    ballot = Ballot(promised=office.journal.lease + 1, promised_to=CopyId("another"))
+    office.heirs.hear_vote(Vote(voter=refused.voter, granted=False, ballot=ballot))
+    before = {node: len(agent.sent) for node, agent in office.agents.items()}
+    office.mind()
+    assert {node: len(agent.sent) for node, agent in office.agents.items()} == before, "it is too early"
+    office.now_s += AGAIN_S
+    office.mind()
+    more = {node: len(agent.sent) - before[node] for node, agent in office.agents.items()}
+    assert more == {"m1": 0, "m2": 0, "m3": 1, "m4": 1}
+    office.vote("m3", "m4")
+    assert office.heirs.head.proposed is None
+    assert all(agent.noted().base is None for agent in office.agents.values()), "all hear that it is settled"
 
 
 def test_what_follows_from_a_part_leaves_when_both_heirs_have_it_and_in_order(office: Office) -> None:

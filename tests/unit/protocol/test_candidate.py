@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tests.support.succession import (
     ABC,
     SETTLED,
@@ -241,3 +243,35 @@ def test_an_answer_heard_twice_is_what_it_was() -> None:
     voters = three()
     candidacy = voters.answer(stand(X, SETTLED), A, B)
     assert voters.answer(candidacy, A, B) == candidacy
+
+
+def test_what_many_have_noted_is_kept_once() -> None:
+    newer = propose(acting(), (Y,), ABC).newest
+    said = [
+        Ballot(promised=2, promised_to=X.copy, noted=msgspec.structs.replace(noted), earlier=earlier)
+        for noted, earlier in ((SETTLED, ()), (newer, (SETTLED.order,)), (SETTLED, ()), (as_settled(newer), ()))
+    ]
+    candidacy = stand(X, SETTLED)
+    for voter, ballot in zip((A, B, C, D), said, strict=True):
+        candidacy = hear_answer(candidacy, voter, ballot, granted=True)
+    assert candidacy.told == (SETTLED, newer, as_settled(newer))
+    assert candidacy.promises == dict(zip((A, B, C, D), said, strict=True))
+    assert candidacy.promises[A].noted is candidacy.promises[C].noted
+    assert candidacy.noters == {SETTLED.order: {A, B, C}, newer.order: {B, D}}
+    assert hear_answer(candidacy, B, said[1], granted=True) == candidacy
+
+
+def test_only_the_last_answer_of_a_voter_counts() -> None:
+    newer = propose(acting(), (Y,), ABC).newest
+    one, two = (Ballot(promised=2, promised_to=X.copy, noted=noted) for noted in (newer, SETTLED))
+    candidacy = hear_answer(stand(X, SETTLED), A, one, granted=True)
+    candidacy = hear_answer(candidacy, B, two, granted=True)
+    candidacy = hear_answer(candidacy, A, two, granted=True)
+    assert candidacy.told == (SETTLED,)
+    assert candidacy.noters == {SETTLED.order: {A, B}}
+    assert candidacy.promises == {A: two, B: two}
+
+
+def test_a_voter_that_has_noted_nothing_has_promised_all_the_same() -> None:
+    candidacy = hear_answer(stand(X, SETTLED), A, Ballot(promised=2, promised_to=X.copy), granted=True)
+    assert (set(candidacy.promises), candidacy.told, candidacy.noters) == ({A}, (), {})

@@ -287,3 +287,15 @@ def test_the_longest_wait_is_at_the_first_of_the_heirs() -> None:
     assert searching.door_ms(Search(tried=40), NOW, A.url, 0.5) == DOOR_MS
     assert searching.door_ms(Search(), None, A.url, 0.5) == DOOR_MS
     assert searching.door_ms(Search(tried=2), msgspec.structs.replace(NOW, heirs=()), A.url, 0.5) == DOOR_MS
+
+
+def test_a_voter_that_has_noted_nothing_tells_nothing_new() -> None:
+    assert doors.hear_vote(HEIR, VOTERS[0], Ballot(), granted=False) == HEIR
+
+
+def test_the_first_voters_are_learned_of_though_what_they_follow_had_none() -> None:
+    alone = Succession(lease=1, version=3, head=A)
+    proposed = Succession(lease=1, version=4, head=A, heirs=(B,), voters=VOTERS, base=alone)
+    noted = Ballot(promised=1, promised_to=A.copy, noted=proposed)
+    door = doors.hear_vote(Door(place=B, known=alone), VOTERS[0], noted, granted=False)
+    assert door.known == proposed

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -260,7 +260,7 @@ class Heirs:
 
     def introduce(self, connection: AgentPort) -> None:
         """An agent has attached: it is to know what is so."""
-        if any(self.head.newest.groups):
+        if any(self.head.newest.electorates):
             connection.send(Note(self.head.newest))
 
     def hear_vote(self, vote: Vote) -> None:
@@ -276,7 +276,7 @@ class Heirs:
                 self._settled()
         elif vote.ballot.promised > proposed.lease:
             self._refused.add(vote.voter)
-            if not all(may_be_majority(self._refused, group) for group in proposed.groups):
+            if not all(may_be_majority(self._refused, group) for group in proposed.electorates):
                 self.stuck = f"a majority of the agents has promised lease {vote.ballot.promised} to another node"
 
     def _mind_what_is_in_vain(self) -> None:
@@ -315,20 +315,20 @@ class Heirs:
         self._ask()
 
     def _ask(self) -> None:
-        """Let voters note the proposal, again and again."""
+        """Let voters note the proposal, again and again until they answer: it has the names of them all."""
         now_s = self._now_s()
         if self.head.proposed is None or now_s - self._told_s < AGAIN_S:
             return
         self._told_s = now_s
-        if any(self.head.proposed.groups):
-            self._tell(Note(self.head.proposed))
+        if any(self.head.proposed.electorates):
+            self._tell(Note(self.head.proposed), self.head.noted | self._refused)
         else:  # nobody is to be asked
             self.head = hear_noted(self.head, VoterId(""), self.head.proposed.order)
             self._settled()
 
-    def _tell(self, message: Note) -> None:
+    def _tell(self, message: Note, answered: Collection[VoterId] = ()) -> None:
         for connection in self._connections.values():
-            if connection.voter:
+            if connection.voter and connection.voter not in answered:
                 connection.send(message)
 
     def _voters(self, cluster: Cluster) -> tuple[VoterId, ...]:

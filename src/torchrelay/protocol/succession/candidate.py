@@ -49,6 +49,8 @@ class Candidacy(Struct, frozen=True, kw_only=True):
     known      the newest succession that it knew before; that a head has proposed itself, settled or not
     heard      the highest lease that anybody has promised to somebody
     promises   what each voter had noted when it promised
+    told       the successions that these had noted, each once: thousands of voters have noted the same
+    noters     which of these voters have noted each, by its order
     """
 
     place: Place
@@ -56,6 +58,8 @@ class Candidacy(Struct, frozen=True, kw_only=True):
     known: Succession
     heard: int
     promises: dict[VoterId, Ballot] = {}
+    told: tuple[Succession, ...] = ()
+    noters: dict[tuple[int, int], frozenset[VoterId]] = {}
 
 
 def stand(place: Place, known: Succession, *, heard: int = 0) -> Candidacy:
@@ -66,7 +70,7 @@ def stand(place: Place, known: Succession, *, heard: int = 0) -> Candidacy:
 
 def asked(candidacy: Candidacy) -> frozenset[VoterId]:
     """Whose promises it needs, as far as it knows: it hears of others from these."""
-    return frozenset(voter for each in seen_by(candidacy) for group in each.groups for voter in group)
+    return frozenset(voter for each in seen_by(candidacy) for group in each.electorates for voter in group)
 
 
 def hear_answer(candidacy: Candidacy, voter: VoterId, ballot: Ballot, *, granted: bool) -> Candidacy:
@@ -74,12 +78,44 @@ def hear_answer(candidacy: Candidacy, voter: VoterId, ballot: Ballot, *, granted
     heard = max(candidacy.heard, ballot.promised)
     if not granted or ballot.promised != candidacy.lease or ballot.promised_to != candidacy.place.copy:
         return msgspec.structs.replace(candidacy, heard=heard)
-    return msgspec.structs.replace(candidacy, promises={**candidacy.promises, voter: ballot}, heard=heard)
+    candidacy = msgspec.structs.replace(candidacy, heard=heard)
+    before = candidacy.promises.get(voter)
+    if before is None:
+        return count(candidacy, voter, ballot)
+    if before == ballot:
+        return candidacy
+    promises = {**candidacy.promises, voter: ballot}
+    candidacy = msgspec.structs.replace(candidacy, promises={}, told=(), noters={})
+    for each, said in promises.items():
+        candidacy = count(candidacy, each, said)
+    return candidacy
+
+
+def count(candidacy: Candidacy, voter: VoterId, ballot: Ballot) -> Candidacy:
+    """With one more promise. Of what many have noted one is kept: each has come with the names of all voters."""
+    told, noters, noted = candidacy.told, candidacy.noters, ballot.noted
+    if noted is not None:
+        same = next((each for each in told if is_same(each, noted)), None)
+        if same is None:
+            told = (*told, noted)
+        else:
+            ballot = msgspec.structs.replace(ballot, noted=same)
+        more = {order: noters.get(order, frozenset()) | {voter} for order in (noted.order, *ballot.earlier)}
+        noters = {**noters, **more}
+    promises = {**candidacy.promises, voter: ballot}
+    return msgspec.structs.replace(candidacy, promises=promises, told=told, noters=noters)
+
+
+def is_same(one: Succession, other: Succession) -> bool:
+    """Whether both tell the same: one that is known to be settled tells more than as it was proposed."""
+    return one.order == other.order and (one.base is None) == (other.base is None)
 
 
 def judge(candidacy: Candidacy) -> Verdict:
     """What has come of it so far."""
     newest = max(seen_by(candidacy), key=lambda each: each.order)
+    if not any(is_majority(candidacy.promises, group) for group in newest.electorates):
+        return Waiting()  # whichever of its chain counts
     for succession in newest.chain:
         if is_known_settled(candidacy, succession):
             return judge_by(candidacy, as_settled(succession))
@@ -93,7 +129,7 @@ def judge_by(candidacy: Candidacy, succession: Succession) -> Verdict:
     copy = candidacy.place.copy
     if () in succession.groups and succession.head.copy != copy:
         return Waiting()  # a head without voters asks nobody when it goes on: an heir must know that it will not
-    if not all(is_majority(candidacy.promises, group) for group in succession.groups):
+    if not all(is_majority(candidacy.promises, group) for group in succession.electorates):
         return Waiting()
     if succession.has_copy(copy):
         return Elected(succession)
@@ -102,19 +138,18 @@ def judge_by(candidacy: Candidacy, succession: Succession) -> Verdict:
 
 def seen_by(candidacy: Candidacy) -> list[Succession]:
     """What it knew, and what voters have told of."""
-    told = [ballot.noted for ballot in candidacy.promises.values()]
-    return [candidacy.known, *(each for each in told if each is not None)]
+    return [candidacy.known, *candidacy.told]
 
 
 def is_known_settled(candidacy: Candidacy, succession: Succession) -> bool:
     """Whether somebody knows it, or all that is needed have noted it."""
     order = succession.order
     known = {each.order for seen in seen_by(candidacy) for each in seen.chain if each.base is None}
-    noted = {voter for voter, ballot in candidacy.promises.items() if ballot.has_noted(order)}
-    return order in known or all(is_majority(noted, group) for group in succession.groups)
+    noted = candidacy.noters.get(order, frozenset())
+    return order in known or all(is_majority(noted, group) for group in succession.electorates)
 
 
 def may_be_settled(candidacy: Candidacy, succession: Succession) -> bool:
     """Whether enough voters may have noted it, as far as those who have promised tell."""
-    without = {voter for voter, ballot in candidacy.promises.items() if not ballot.has_noted(succession.order)}
-    return all(may_be_majority(without, group) for group in succession.groups)
+    without = candidacy.promises.keys() - candidacy.noters.get(succession.order, frozenset())
+    return all(may_be_majority(without, group) for group in succession.electorates)

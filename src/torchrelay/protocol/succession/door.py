@@ -78,7 +78,7 @@ def may_stand(door: Door) -> bool:
     """
     if door.head is not None or door.excluded is not None:
         return False
-    groups = [group for group in door.known.groups if group]
+    groups = [group for group in door.known.electorates if group]
     if not groups:
         return door.known.head.copy == door.place.copy
     return any(is_majority(door.here, group) for group in groups)
@@ -109,9 +109,9 @@ def learn_from(door: Door, ballot: Ballot) -> Door:
     What was noted without voters tells nothing: so it is with answers to a head, see `voter.in_short`.
     """
     noted, known = ballot.noted, door.known
-    if noted is None or not any(noted.groups):
+    if noted is None or not any(each.voters for each in noted.chain):
         return door
-    settled = noted.order == known.order and noted.base is None
+    settled = noted.order == known.order and noted.base is None and known.base is not None
     return msgspec.structs.replace(door, known=noted) if noted.order > known.order or settled else door
 
 

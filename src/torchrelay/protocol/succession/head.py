@@ -80,5 +80,5 @@ def hear_noted(head: Head, voter: VoterId, order: tuple[int, int]) -> Head:
 
 def count(head: Head) -> Head:
     """Whether enough voters have noted what it proposes: it is settled then."""
-    enough = all(is_majority(head.noted, group) for group in head.newest.groups)
+    enough = all(is_majority(head.noted, group) for group in head.newest.electorates)
     return Head(settled=as_settled(head.newest)) if enough else head
