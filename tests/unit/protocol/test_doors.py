@@ -299,3 +299,9 @@ def test_the_first_voters_are_learned_of_though_what_they_follow_had_none() -> N
     noted = Ballot(promised=1, promised_to=A.copy, noted=proposed)
     door = doors.hear_vote(Door(place=B, known=alone), VOTERS[0], noted, granted=False)
     assert door.known == proposed
+
+
+def test_what_is_older_and_settled_does_not_take_the_place_of_a_proposal() -> None:
+    proposed = Succession(lease=1, version=4, head=A, heirs=(B,), voters=VOTERS, base=NOW)
+    door = Door(place=B, known=proposed)
+    assert doors.hear_vote(door, VOTERS[0], NOTED, granted=False).known == proposed
