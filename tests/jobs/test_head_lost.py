@@ -59,6 +59,7 @@ def test_the_head_and_an_heir_are_lost_at_the_same_moment(fleet: Headless) -> No
     assert [one["steps_lost"] for one in done.incidents()] in ([], [0]), "that machine may have held spares only"
 
 
+@pytest.mark.soak
 def test_a_head_that_was_frozen_wakes_up_and_gives_way(fleet: Headless) -> None:
     begun(fleet, SCRIPT)
     (pid,) = [pid for pid in fleet.head.pids() if "torchrelay.orchestrator" in words_of(fleet.head, pid)]

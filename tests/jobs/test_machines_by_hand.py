@@ -234,6 +234,7 @@ def test_what_is_not_as_on_the_other_machines_is_said_before_anything_is_trained
     assert fleet.end().code == 130
 
 
+@pytest.mark.soak
 def test_agents_without_orchestrator_end_when_nothing_is_trained_any_more(fleet: Fleet) -> None:
     fleet.start(SCRIPT, FLAGS)
     fleet.join("m2", "m3", flags=["--forsaken", "3"])

@@ -137,6 +137,7 @@ def test_a_floating_spare_for_a_drained_node_is_taken_from_a_job_that_yields(fle
     wait_until("all nodes are given back", lambda: all_given_back(fleet), deadline_s=30)
 
 
+@pytest.mark.soak
 def test_a_job_whose_time_is_over_soon_parks_and_another_job_goes_on(fleet: SlurmFleet, tmp_path: Path) -> None:
     place = f"{EVIDENCE}/parked"
     fleet.start(4, ["--nproc-per-node", "1", "--park-dir", place], LONG)

@@ -38,7 +38,7 @@ SOAKED = pytest.mark.soak  # the same again, in `make soak`
 
 
 @pytest.mark.parametrize(
-    "layout", ["ddp", "hsdp", pytest.param("fsdp", marks=SOAKED), pytest.param("zero", marks=SOAKED)]
+    "layout", ["hsdp", *(pytest.param(layout, marks=SOAKED) for layout in ("ddp", "fsdp", "zero"))]
 )
 def test_a_parked_job_goes_on_to_the_same_bits(tmp_path: Path, layout: str) -> None:
     parked = Parked(tmp_path, script(layout))
@@ -90,7 +90,7 @@ def test_a_rank_that_dies_while_all_park_is_replaced_first(parked: Parked) -> No
     check(resume(parked))
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.3, pytest.param(0.1, marks=SOAKED), pytest.param(0.6, marks=SOAKED)])
+@pytest.mark.parametrize("after_s", [0.1, *(pytest.param(after_s, marks=SOAKED) for after_s in (0.0, 0.3, 0.6))])
 def test_what_is_killed_while_it_parks_resumes_whole_or_not_at_all(tmp_path: Path, after_s: float) -> None:
     """It has so much to write that this takes a while."""
     parked = Parked(tmp_path, script(ballast_mb=64))

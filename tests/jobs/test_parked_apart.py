@@ -15,7 +15,7 @@ from tests.support.machines.harness import Machines
 from tests.support.machines.needs import needs_sshd
 from tests.support.twins import undisturbed
 
-pytestmark = [pytest.mark.timeout(280), needs_sshd]
+pytestmark = [pytest.mark.timeout(280), needs_sshd, pytest.mark.soak]
 
 SCRIPT = faulty("--steps", "60", "--pace", "0.1")
 PLACE = "/tmp/parked"  # on each machine its own

@@ -69,6 +69,7 @@ def test_a_job_all_of_whose_nodes_are_told_parks_and_goes_on(fleet: Fleet) -> No
     assert differences(done, undisturbed(SCRIPT)) == []
 
 
+@pytest.mark.soak
 def test_ranks_of_a_node_that_is_told_alone_move_away(fleet: Fleet) -> None:
     begun(fleet, "m2", "m3", "m4", flags=("--spare-nodes", "1"))
     left = fleet.where(0)
@@ -100,6 +101,7 @@ def begun_here(fleet: Fleet, place: str) -> None:
     fleet.until_steps(8)
 
 
+@pytest.mark.soak
 def test_a_job_of_one_node_parks_when_all_of_it_is_told_and_goes_on(fleet: Fleet) -> None:
     begun_here(fleet, "--park-dir")
     tell(fleet, "m1")
