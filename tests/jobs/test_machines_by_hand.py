@@ -196,7 +196,7 @@ class Listener:
         self._socket.close()
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["encrypted", "plain"])
+@pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["encrypted", "plain"])
 def test_who_listens_on_the_link_reads_states_only_with_plain_transfer(fleet: Fleet, plain: bool) -> None:
     script = [*SCRIPT, "--mark", MARK]
     fleet.start(script, [*FLAGS, *(["--plain-transfer"] if plain else [])])

@@ -114,6 +114,7 @@ def test_a_slurm_that_does_not_answer_disturbs_nobody(fleet: SlurmFleet, tmp_pat
     assert len(ended_well(fleet, tmp_path, LONG).incidents()) == 1
 
 
+@pytest.mark.soak
 def test_a_floating_spare_comes_from_an_idle_node_and_is_given_back(fleet: SlurmFleet, tmp_path: Path) -> None:
     idle = begun_without_spare(fleet, "--spares", "floating:1")
     rank, lost = next((rank, node) for rank in range(4) if (node := fleet.where(rank)) != fleet.head.name)
@@ -124,6 +125,7 @@ def test_a_floating_spare_comes_from_an_idle_node_and_is_given_back(fleet: Slurm
     wait_until("all nodes are given back", lambda: all_given_back(fleet), deadline_s=30)
 
 
+@pytest.mark.soak
 def test_a_floating_spare_for_a_drained_node_is_taken_from_a_job_that_yields(fleet: SlurmFleet, tmp_path: Path) -> None:
     stranger = fleet.slurm.submit("sleep 1000", "-N1", "--exclusive", "--partition=low", "--no-requeue")
     stranger.wait("RUNNING")

@@ -68,6 +68,7 @@ def goes_on(low: SlurmFleet, folder: Path) -> None:
     wait_until("nothing is left", lambda: low.left() == [], deadline_s=30)
 
 
+@pytest.mark.soak
 def test_a_job_parks_for_one_of_higher_priority_that_has_lost_a_node(
     high: SlurmFleet, low: SlurmFleet, tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def test_what_is_killed_while_it_parks_resumes_whole_or_not_at_all(tmp_path: Pat
     assert differences(done, undisturbed(script(ballast_mb=64), world=RANKS)) == []
 
 
+@pytest.mark.soak
 def test_a_second_run_goes_on_only_if_that_is_meant(parked: Parked) -> None:
     parked.parked_at(20)
     check(resume(parked))

@@ -19,10 +19,8 @@ from tests.support.jobs import wait_until
 from torchrelay.api.endpoint import Endpoint, read_endpoint
 from torchrelay.client.runs import NotPossible
 from torchrelay.launcher import keeper as keepers
-from torchrelay.launcher.keeper import Keeper, bind, bound
+from torchrelay.launcher.keeper import Keeper, answers, bind, bound
 from torchrelay.orchestrator.http.door import Door, Strangers
-
-RESTARTS = 3
 
 
 class Thief(threading.Thread):
@@ -67,13 +65,14 @@ def test_a_port_stays_the_orchestrators_while_it_is_started_again(host: str, tmp
         keeping = asyncio.create_task(keeper.keep())
         thief = Thief(port)
         thief.start()
-        for _ in range(RESTARTS):
+        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
             former = endpoint
-            os.kill(former.pid, signal.SIGKILL)
+            os.kill(former.pid, number)
             endpoint = await asyncio.to_thread(
                 wait_until, "the next one", lambda former=former: another(tmp_path, former), deadline_s=30
             )
             assert endpoint.url == first.url
+            assert await asyncio.to_thread(answers, endpoint), "who connects there is heard"
         thief.over.set()
         await asyncio.to_thread(thief.join)
         await asyncio.gather(keeper.stop(0), keeping)

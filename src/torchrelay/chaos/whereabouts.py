@@ -85,8 +85,9 @@ class Whereabouts:
 
         Raises `Refusal`.
         """
-        self.check_is_here(node)
-        agent = self.agents()[node]
+        if workers := list(workers):
+            self.check_is_here(node)
+        agent = self.agents().get(node)
         candidates = [parent_of(pid) for pid in workers] + list(children_of(agent) if agent is not None else ())
         servers = dict.fromkeys(pid for pid in candidates if pid and runs(pid, FORKSERVER))
         found = [pid for server in servers for pid in (server, *(each.pid for each in living_below(server)))]

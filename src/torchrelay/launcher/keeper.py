@@ -13,7 +13,6 @@ import asyncio
 import signal
 import socket
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from torchrelay.api.endpoint import Endpoint, read_endpoint
@@ -209,7 +208,8 @@ class Keeper:
         """Nobody listens now: whoever connects is to know at once, and does not wait for the next orchestrator."""
         if self._listener is not None:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # it is not to be shared
-            with suppress(OSError):  # nobody has ever listened
+            # One that does not listen any more must not be shut down again: all that it accepts later would be, too.
+            if self._listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 self._listener.shutdown(socket.SHUT_RDWR)
 
     def _let_go(self) -> None:
