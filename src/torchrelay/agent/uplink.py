@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -47,7 +46,6 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 HANDSHAKE_S = 5.0
-TURN_S = 0.3  # a machine answers within this time, whatever its processes do
 # A peer that answers no ping for half of this is gone, although its connection says otherwise.
 PING_S = 10.0
 PINGED_BEATS = 4  # the same in beats, where another orchestrator may take its place
@@ -247,7 +245,7 @@ class Uplink:
         """One connection, from its beginning to its end. Always raises in the end."""
         headers = {"Authorization": f"Bearer {self._token()}"}
         try:
-            async with self._answering(self._handshake_s(), url):
+            async with self._answering(self._handshake_s()):
                 socket = await session.ws_connect(
                     url,
                     headers=headers,
@@ -283,17 +281,13 @@ class Uplink:
             await self._talk(socket)
 
     @asynccontextmanager
-    async def _answering(self, limit_s: float, url: str) -> AsyncIterator[None]:
-        """Whoever does not answer within this time is silent, if its machine is. Raises TimeoutError.
-
-        A machine that answers may be busy: its orchestrator, which is being started again, has had no turn yet.
-        """
+    async def _answering(self, limit_s: float) -> AsyncIterator[None]:
+        """Whoever does not answer within this time is silent. Raises TimeoutError."""
         try:
             async with asyncio.timeout(limit_s):
                 yield
         except TimeoutError:
-            if not await machine_answers(url):
-                self._silent()
+            self._silent()
             raise
 
     async def _wait_at_the_door(self, socket: aiohttp.ClientWebSocketResponse) -> ToAgent:
@@ -400,20 +394,6 @@ def way_to(where: str, tls: ssl.SSLContext | None = None) -> tuple[str, aiohttp.
     if where.startswith(UNIX):
         return "http://localhost" + AGENT_PATH, aiohttp.UnixConnector(where.removeprefix(UNIX))
     return where.rstrip("/") + AGENT_PATH, aiohttp.TCPConnector() if tls is None else aiohttp.TCPConnector(ssl=tls)
-
-
-async def machine_answers(url: str) -> bool:
-    """Whether a connection is accepted or refused there, which takes no process a turn."""
-    where = urlsplit(url)
-    try:
-        async with asyncio.timeout(TURN_S):
-            _, writer = await asyncio.open_connection(where.hostname, where.port)
-    except ConnectionRefusedError:
-        return True
-    except OSError:  # TimeoutError is one
-        return False
-    writer.close()
-    return True
 
 
 def message_in(socket: aiohttp.ClientWebSocketResponse, frame: aiohttp.WSMessage) -> ToAgent:
