@@ -36,7 +36,7 @@ KEY = "0123456789abcdef"
 @pytest.fixture
 def story(tmp_path: Path) -> Story:
     """A job whose ranks are all written down."""
-    write_launch(tmp_path, Launch(script="train.py", args=("--lr", "1"), cwd="/work"))
+    write_launch(tmp_path, Launch(script="train.py", args=("--lr", "1"), cwd="/home/me"))
     story = running(park_dir=str(tmp_path / "parked"), park_key=KEY)
     story.hear(ev.ParkAsked(job=JOB, reason="the nodes go", source="test"))
     for kind in (od.Halt, od.Decide, od.Park):
@@ -49,7 +49,7 @@ def test_the_manifest_says_what_a_resumed_run_must_be(story: Story, tmp_path: Pa
     assert seal(story.job, tmp_path, 0) == ""
     found = read_manifest(tmp_path / "parked")
     assert (found.name, found.point) == (story.job.parking.name, Point(4))
-    assert (found.world_size, found.torch, found.script, found.args) == (2, "2", "/work/train.py", ("--lr", "1"))
+    assert (found.world_size, found.torch, found.script, found.args) == (2, "2", "/home/me/train.py", ("--lr", "1"))
     assert found.code == "c", "as its ranks have told: whoever writes the manifest need not have the script"
     assert [(file.rank, file.node, file.size) for file in found.files] == [(0, "node-0", 1000), (1, "node-0", 1000)]
 
